@@ -13,10 +13,12 @@ from kit.base.config import (
     CONFIGS,
     KERNEL_NAMES,
     MAX_SEED,
+    Section,
+    one_of,
     require,
-    require_least,
     require_types,
     require_within,
+    within,
 )
 
 WORDS = CONFIGS / "words"  # of the built-in corpus, a file for each language
@@ -30,12 +32,6 @@ MAX_CODE_POSITIONS = 608
 TEXT_EXTRA = 2  # positions of START and STOP
 GELU = {"gelu_new": "tanh", "gelu": "none"}  # names as in GPT-2's config: how torch computes it
 TARGETS = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
-CHECKPOINTS = ("full", "weights")  # everything; only weights and average, in half precision
-BOARDS = ("tensorboard", "wandb", "trackio")  # programs that show curves: see logs.py
-AT_LEAST_ONE = """max_steps min_steps muon_steps eval_steps save_steps save_total_limit
-    guided_attention_steps""".split()
-NOT_NEGATIVE = """num_train_epochs eval_epochs save_epochs warmup_steps spike gate_every gate_epochs
-    gate_patience patience rollbacks lr_plateau_patience early_stopping_patience""".split()
 FORMATS = ("fp32", "bf16", "fp16", "int8", "int8-weight-only")
 
 
@@ -60,20 +56,22 @@ SCHEDULES = {"constant": constant, "linear": linear, "cosine": cosine}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CorpusConfig:
+class CorpusConfig(Section):
     language: str = "am"  # a word list in configs/words/, and the voice of espeak-ng
-    utterances: int = 12000  # training utterances
-    held_out: int = 250  # sentences of which no two neighbouring words occur in training
-    unseen: int = 100  # sentences each holding words that never occur in training
-    long: int = 30  # held-out sentences of about 20 words
-    free_order: int = 100  # held-out sentences of known words in random order
-    any_order: float = 0.33  # share of the training sentences in random order, too
-    max_words: int = 20  # of the longest training sentence
-    speakers: int = 3  # of SPEAKERS
-    workers: int = 2  # processes
-    seed: int = 0
+    utterances: int = within(12000, 50, 1e7)  # training utterances
+    # Sentences of which no two neighbouring words occur in training.
+    held_out: int = within(250, 0, 1e7)
+    unseen: int = within(100, 0, 1e7)  # sentences each holding words that never occur in training
+    long: int = within(30, 0, 1e7)  # held-out sentences of about 20 words
+    free_order: int = within(100, 0, 1e7)  # held-out sentences of known words in random order
+    any_order: float = within(0.33, 0, 1)  # share of the training sentences in random order, too
+    max_words: int = within(20, 1, 1000)  # of the longest training sentence
+    speakers: int = within(3, 1, len(SPEAKERS))  # of SPEAKERS
+    workers: int = within(2, 1, 1000)  # processes
+    seed: int = within(0, 0, MAX_SEED)
 
     def __post_init__(self):
+        super().__post_init__()
         spoken = sorted(path.stem for path in WORDS.glob("*.yaml"))
         fix = (
             f"the built-in corpus exists in {', '.join(spoken)}. For another language name "
@@ -81,161 +79,132 @@ class CorpusConfig:
             "with the slots of en.yaml beside it."
         )
         require(self.language in spoken, self, "language", fix)
-        require(self.utterances >= 50, self, "utterances", "a corpus needs at least 50.")
-        require_within(self, 0, 1e7, "utterances", "held_out", "unseen", "long", "free_order")
-        require_within(self, 0, 1, "any_order")
-        require_within(self, 1, 1000, "max_words", "workers")
-        require_within(self, 0, MAX_SEED, "seed")
-        require(1 <= self.speakers <= len(SPEAKERS), self, "speakers", f"1 to {len(SPEAKERS)}.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ArchiveConfig:
-    most_gib: float = 200.0  # unpacked
-    most_ratio: float = 100.0  # bytes unpacked per byte of archive; recordings stay below 20
-
-    def __post_init__(self):
-        require(0 < self.most_gib < math.inf, self, "most_gib", "must be positive.")
-        require_least(self, 1, "most_ratio")
+class ArchiveConfig(Section):
+    most_gib: float = within(200.0, 1e-6)  # unpacked
+    most_ratio: float = within(100.0, 1)  # of unpacked to packed bytes; recordings stay below 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class HubConfig:
+class HubConfig(Section):
     audio_column: str = "audio"
     text_column: str = ""  # "" takes the one with a usual name (kit/dataset/columns.py)
     speaker_column: str = ""  # the same; without one, there is one speaker
-    most_hours: float | None = None  # of audio to write; None: all
-
-    def __post_init__(self):
-        positive = self.most_hours is None or 0 < self.most_hours < math.inf
-        require(positive, self, "most_hours", "must be positive, or null for all.")
+    most_hours: float | None = within(None, 1e-6)  # of audio to write; None: all
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ManifestConfig:
+class ManifestConfig(Section):
     language: str = "am"
-    held_out_percent: float = 2.0  # of a folder that brings no held-out split of its own
+    held_out_percent: float = within(2.0, 0, 100)  # of a folder without a held-out split of its own
     audio_root: str = ""  # folder that a table's paths start from and stay in; "": the table's own
     # Of a table without names: in their order, "audio|text|speaker", or as a form that has a name:
     columns: str = ""  # coqui, piper, gpt-sovits or nemo
-    speakers: str = ""  # "folder": folders are speakers; "": a column says who speaks, or it is one
+    # "folder": folders are speakers; "": a column says who speaks, or it is one.
+    speakers: str = one_of("", ("", "folder"))
+    respell: bool = True  # as in the section text, which sets it
     other_languages: bool = False  # train on rows whose `language` is not the run's, too
-    min_clip_s: float = 0.2
-    max_clip_s: float = 14.0  # what the model's code positions hold
-    most_characters: int = 157  # what its text positions hold at one letter a token
-    clipped_share: float = 0.01  # refuse above this share of samples at full scale
-    silence_peak: float = 0.005  # refuse below this peak
-    most_peak: float = 2.0  # refuse float audio whose peak is more, times full scale
-    most_dc: float = 0.1  # refuse when the mean of all samples is farther from zero
-    least_snr_db: float | None = None  # refuse below this signal-to-noise ratio; None: never
+    min_clip_s: float = within(0.2, 0, 3600)
+    max_clip_s: float = within(14.0, 0, 3600)  # what the model's code positions hold
+    most_characters: int = within(157, 1)  # what its text positions hold at one letter a token
+    clipped_share: float = within(0.01, 0, 1)  # refuse above this share of samples at full scale
+    silence_peak: float = within(0.005, 0, 1)  # refuse below this peak
+    most_peak: float = within(2.0, 1)  # refuse float audio whose peak is more, times full scale
+    most_dc: float = within(0.1, 0, 1)  # refuse when the mean of all samples is farther from zero
+    least_snr_db: float | None = within(None, -200, 200)  # refuse a noisier clip; None: none
     characters_per_s: tuple = (2, 40)  # outside this, text and audio do not match
-    pace_deviations: float = 6.0  # refuse a pace this many robust deviations from the median
-    odd_share: float = 0.01  # a sample rate or script with less of the dataset than this is odd
-    most_repeats: int | None = None  # of a text by one speaker; None: any number
-    edge_silence_s: float = 1.0  # warn of more silence before or after speech
-    max_rejected_percent: float = 5.0  # training does not start when more of the hours was refused
+    # Refuse a pace this many robust deviations from the median; inf: none.
+    pace_deviations: float = within(6.0, 1e-6, math.inf)
+    # A sample rate or script with less of the dataset than this is odd.
+    odd_share: float = within(0.01, 0, 0.49)
+    most_repeats: int | None = within(None, 1)  # of a text by one speaker; None: any number
+    edge_silence_s: float = within(1.0, 0, 3600)  # warn of more silence before or after speech
+    # Training does not start when more of the hours was refused.
+    max_rejected_percent: float = within(5.0, 0, 100)
 
     def __post_init__(self):
-        require(self.speakers in ("", "folder"), self, "speakers", 'choose "folder", or "".')
-        require_within(self, 0, 3600, "min_clip_s", "max_clip_s", "edge_silence_s")
-        require_within(self, 0, 1, "clipped_share", "silence_peak", "most_dc")
-        require_within(self, -200, 200, "least_snr_db")
-        require_least(self, 0, "characters_per_s")
-        require_least(self, 1, "most_characters", "most_peak", "most_repeats")
+        super().__post_init__()
         require(self.min_clip_s < self.max_clip_s, self, "min_clip_s", "must be below max_clip_s.")
         paces = self.characters_per_s
         rising = len(paces) == 2 and paces[0] < paces[1]
         require(rising, self, "characters_per_s", "give the least and the most, e.g. [2, 40].")
-        require_within(self, 0, 100, "max_rejected_percent", "held_out_percent")
-        require(0 <= self.odd_share < 0.5, self, "odd_share", "a share from 0 (off) to 0.5.")
-        require(self.pace_deviations > 0, self, "pace_deviations", "must be above 0; inf is off.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TokenizerConfig:
-    kind: str = "bpe"  # "bpe" or "unigram"
-    vocab_size: int = 410  # pieces; an upper bound unless `exact`
+class TokenizerConfig(Section):
+    kind: str = one_of("bpe", ("bpe", "unigram"))
+    vocab_size: int = within(410, 1)  # pieces; an upper bound unless `exact`
     fitted: bool = False  # fewer where the text cannot teach as many (`vocabulary_advice`)
     exact: bool = False  # refuse, rather than make fewer, when the text has not that many pieces
     byte_fallback: bool = True  # 256 pieces for bytes, so that no character is ever unknown
-    character_coverage: float = 1.0  # share of characters that get a piece of their own
+    character_coverage: float = within(1.0, 0.9, 1)  # share that get a piece of their own
     input_sentence_size: int = 10_000_000  # lines drawn at random from a longer text; 0 takes all
     train_extremely_large_corpus: bool = False  # 64-bit counts: a unigram of over 2**31 characters
-    seed: int = 0  # of that draw
-    threads: int = 1  # of the unigram trainer
+    seed: int = within(0, 0, 2**32 - 1)  # of that draw
+    threads: int = within(1, 1)  # of the unigram trainer
     phonemes: str = ""  # learn from phonemes of espeak-ng's language "am", "en-us" ...; "": letters
+    respell: bool = True  # one spelling for letters of one sound, as ሀ for ሐ; off: as they are
 
     def __post_init__(self):
-        require(self.kind in ("bpe", "unigram"), self, "kind", "choose `bpe` or `unigram`.")
+        super().__post_init__()
         either = not (self.fitted and self.exact)
         require(either, self, "fitted", "a vocabulary is fitted or exact, not both.")
-        require_within(self, 0.9, 1, "character_coverage")
-        require_least(self, 1, "vocab_size", "threads")
-        require_least(self, 0, "input_sentence_size")
-        require_within(self, 0, 2**32 - 1, "seed")
         named = re.fullmatch(r"([a-z]{2,3}(-[a-z0-9]+)*)?", self.phonemes)
         require(named, self, "phonemes", "a language by espeak-ng's name, such as `en-us`, or ``.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MelConfig:
-    sample_rate: int = 22050  # Hz
-    n_fft: int = 1024  # samples
-    hop_length: int = 256  # samples
-    n_mels: int = 80
+class MelConfig(Section):
+    sample_rate: int = within(22050, 8000, 192_000)  # Hz
+    n_fft: int = within(1024, 64, 8192)  # samples
+    hop_length: int = within(256, 16, 8192)  # samples
+    n_mels: int = within(80, 1, 256)
 
     @property
     def frames_per_s(self) -> float:
         return self.sample_rate / self.hop_length
 
     def __post_init__(self):
-        require_within(self, 8000, 192_000, "sample_rate")
-        require_within(self, 64, 8192, "n_fft")
+        super().__post_init__()
         require_within(self, 16, self.n_fft, "hop_length")
-        require_within(self, 1, min(256, self.n_fft // 2 + 1), "n_mels")
+        require_within(self, 1, self.n_fft // 2 + 1, "n_mels")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FitConfig:
-    steps: int = 400  # optimiser steps of the first cycle
+class FitConfig(Section):
+    steps: int = within(400, 2)  # optimiser steps of the first cycle
     least_steps: int = 0  # the first cycle may be shortened to these, to end in time; 0: it may not
     minutes: float = 20.0  # no further cycle starts that would end after these
     good: float = 0.0  # held-out metric that is good enough
-    least_gain: float = 0.02  # relative improvement per cycle below which training stops
-    look_every: int = 100  # steps between evaluations on held-out clips
-
-    def __post_init__(self):
-        require_least(self, 2, "steps")
-        require_least(self, 0, "least_steps", "minutes", "good")
-        require_within(self, 0, 0.99, "least_gain")
-        require_least(self, 1, "look_every")
+    least_gain: float = within(0.02, 0, 0.99)  # relative, a cycle: training stops below it
+    look_every: int = within(100, 1)  # steps between evaluations on held-out clips
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MelCodecConfig(FitConfig):
-    steps: int = 1200
+class MelCodecConfig(FitConfig, MelConfig):
+    steps: int = within(1200, 2)
     good: float = 0.45  # held-out loss, in nats
     kind: str = "mel"
-    sample_rate: int = 22050  # Hz
-    n_fft: int = 1024  # samples
-    hop_length: int = 256  # samples
-    n_mels: int = 80
     # Of each quantised number; the product is the vocabulary.
-    levels: tuple[int, ...] = (8, 8, 5, 5)
-    frames_per_code: int = 2  # mel frames
-    width: int = 192  # channels
-    blocks: int = 3  # residual blocks on each side of the bottleneck
-    griffin_lim_iters: int = 24
-    griffin_lim_power: float = 1.0  # of magnitudes, before it (Tacotron: Wang et al. 2017)
+    levels: tuple[int, ...] = within((8, 8, 5, 5), 2, 1000)
+    frames_per_code: int = within(2, 1, 64)  # mel frames
+    width: int = within(192, 1, 8192)  # channels
+    blocks: int = within(3, 1, 64)  # residual blocks on each side of the bottleneck
+    griffin_lim_iters: int = within(24, 0, 1000)
+    # Of magnitudes, before it (Tacotron: Wang et al. 2017).
+    griffin_lim_power: float = within(1.0, 0.5, 2)
     magnitude_weight: float = 0.25  # of the log-magnitude loss, relative to the log-mel loss
-    batch: int = 8  # crops per training step
-    crop_frames: int = 48  # mel frames per crop
-    lr: float = 4e-3
+    batch: int = within(8, 1)  # crops per training step
+    crop_frames: int = within(48, 1)  # mel frames per crop
+    lr: float = within(4e-3, 1e-12, 10)
     sharpen_steps: int = 0  # adversarial training of the decoder afterwards; codes stay the same
     vocoder_steps: int = 0  # training steps of a neural vocoder; 0: Griffin-Lim
-    vocoder_width: int = 256  # channels
-    vocoder_blocks: int = 6
-    state_width: int = 0  # of a model's hidden states that the decoder takes as well; 0: none
+    vocoder_width: int = within(256, 1, 8192)  # channels
+    vocoder_blocks: int = within(6, 1, 64)
+    # Of a model's hidden states that the decoder takes as well; 0: none.
+    state_width: int = within(0, 0, 8192)
 
     @property
     def frame_rate(self) -> float:
@@ -253,19 +222,9 @@ class MelCodecConfig(FitConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        MelConfig.__post_init__(self)
-        require_within(self, 2, 1000, "levels")
         fits = 2 <= math.prod(self.levels) <= MAX_VOCABULARY
         fix = f"the vocabulary, their product, must be 2 to {MAX_VOCABULARY} codes."
         require(fits, self, "levels", fix)
-        require_within(self, 1, 64, "frames_per_code", "blocks", "vocoder_blocks")
-        require_within(self, 1, 8192, "width", "vocoder_width")
-        require_within(self, 0, 1000, "griffin_lim_iters")
-        require_within(self, 0.5, 2, "griffin_lim_power")
-        require_within(self, 1e-12, 10, "lr")
-        require_within(self, 0, 8192, "state_width")
-        require_least(self, 0, "magnitude_weight", "sharpen_steps", "vocoder_steps")
-        require_least(self, 1, "batch", "crop_frames")
         divides = self.crop_frames % self.frames_per_code == 0
         require(divides, self, "crop_frames", "must be a multiple of frames_per_code.")
         require(self.frame_rate >= 1, self, "frames_per_code", "makes less than a code a second.")
@@ -273,39 +232,37 @@ class MelCodecConfig(FitConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    effective_batch: int = 32  # utterances per optimiser step, however they are split
-    micro_batch: int = 32  # utterances per forward pass
+class DataConfig(Section):
+    effective_batch: int = within(32, 1)  # utterances per optimiser step, however they are split
+    micro_batch: int = within(32, 1)  # utterances per forward pass
     effective_tokens: int = 0  # padded tokens per optimiser step instead; 0: count utterances
-    sort_window: int = 1024  # shuffled utterances sorted by length at a time
-    short_first: float = 0.0  # share of the first epoch (or group) to begin with, from short
-    # to long (SortaGrad, Amodei et al. 2016)
+    sort_window: int = within(1024, 1)  # shuffled utterances sorted by length at a time
+    # Share of the first epoch to begin with, from short to long (SortaGrad, Amodei et al. 2016).
+    short_first: float = within(0.0, 0, 1)
     # Most rows are runs of a recording's words, four at most at first, ten after so many rows; 0:
     # whole recordings alone.
     span_rows: int = 0
     # Speeds, in percent, at which training also plays each recording, faster and higher or slower
     # and lower: further speakers (speed perturbation, Ko et al. 2015).
-    speeds: tuple[int, ...] = ()
-    augment_max_hours: float = 10.0  # of speech: with more, neither runs of words nor other speeds
-    grid_lengths: tuple = ()  # tokens: pad a batch to the next of these; (): to its longest row
-    length_multiple: int = 1  # tokens: without grid_lengths, pad to a multiple of this
-    reference_frames: int = 86  # mel frames of the reference clip (86 is a second at 22 050 Hz)
-    shard: int = 2000  # utterances per cache file
-    max_cache_gib: float = 50.0  # of the cache's folder; the least recently used files are removed
+    speeds: tuple[int, ...] = within((), 50, 200)
+    # Of speech: with more, neither runs of words nor other speeds.
+    augment_max_hours: float = within(10.0, 0)
+    # Tokens: pad a batch to the next of these; (): to its longest row.
+    grid_lengths: tuple = within((), 1)
+    length_multiple: int = within(1, 1)  # tokens: without grid_lengths, pad to a multiple of this
+    # Mel frames of the reference clip (86 is a second at 22 050 Hz).
+    reference_frames: int = within(86, 1)
+    shard: int = within(2000, 1)  # utterances per cache file
+    # Of the cache's folder; the least recently used files are removed.
+    max_cache_gib: float = within(50.0, 1e-6)
     workers: int = 0  # processes that make training batches ahead; 0: the training process itself
-    seed: int = 0
+    prefetch_factor: int = within(2, 1)  # batches that each of them makes ahead
+    seed: int = within(0, 0, MAX_SEED)
 
     def __post_init__(self):
-        require_least(self, 1, "effective_batch", "micro_batch", "sort_window", "shard")
-        require_least(self, 1, "grid_lengths", "length_multiple", "reference_frames")
-        require_least(self, 0, "effective_tokens", "span_rows", "max_cache_gib", "workers")
-        require_least(self, 0, "augment_max_hours")
-        require_within(self, 50, 200, "speeds")
-        require_within(self, 0, 1, "short_first")
-        require_within(self, 0, MAX_SEED, "seed")
+        super().__post_init__()
         fix = f"must divide effective_batch ({self.effective_batch})."
         require(self.effective_batch % self.micro_batch == 0, self, "micro_batch", fix)
-        require(self.max_cache_gib > 0, self, "max_cache_gib", "must be above 0.")
         rising = list(self.grid_lengths) == sorted({*self.grid_lengths})
         require(rising, self, "grid_lengths", "must rise from short to long.")
 
@@ -324,37 +281,37 @@ class DataConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GPTConfig:
-    layers: int = 6
-    width: int = 256
-    heads: int = 4
-    text_vocab: int = 514  # tokens, START and STOP included
-    code_vocab: int = 1602  # codes, START and STOP included
+class GPTConfig(Section):
+    layers: int = within(6, 1, 128)
+    width: int = within(256, 1, 8192)
+    heads: int = within(4, 1, 1024)
+    text_vocab: int = within(514, 3, 2**20)  # tokens, START and STOP included
+    code_vocab: int = within(1602, 3, 2**20)  # codes, START and STOP included
     # Codes of the kit's codec are tuples of digits. With `share_digits`, a training from random
     # weights lets codes with an equal digit share what they learn of it; `code_levels` is then how
     # many values each digit has. Saved models have plain tables: ().
     share_digits: bool = False
-    code_levels: tuple[int, ...] = ()
+    code_levels: tuple[int, ...] = within((), 2, 2**20)
     # A training from random weights takes layers and positions from a voice that reads already
     # (weights.py); only for models of its size.
     pretrained_layers: bool = False
-    max_text: int = 160  # text positions
-    max_code: int = 608  # code positions
-    latents: int = 8  # conditioning latents before every example
-    cond_blocks: int = 1  # attention blocks of the conditioning encoder
-    perceiver_layers: int = 1
-    perceiver_heads: int = 4
-    perceiver_head_width: int = 64
-    n_mels: int = 80
+    max_text: int = within(160, 1, 2**16)  # text positions
+    max_code: int = within(608, 1, 2**16)  # code positions
+    latents: int = within(8, 1, 1024)  # conditioning latents before every example
+    cond_blocks: int = within(1, 0, 64)  # attention blocks of the conditioning encoder
+    perceiver_layers: int = within(1, 0, 64)
+    perceiver_heads: int = within(4, 1, 1024)
+    perceiver_head_width: int = within(64, 1, 1024)
+    n_mels: int = within(80, 1, 1024)
     # IndexTTS2's conditioning in place of the kit's: width, hidden width, heads, blocks and the
     # perceiver's factor, of its speaker encoder and then of its emotion encoder. (): the kit's.
-    conformers: tuple[int, ...] = ()
-    activation_function: str = "gelu_new"  # or "gelu", which is faster on a CPU
-    dropout: float = 0.0
+    conformers: tuple[int, ...] = within((), 1, 8192)
+    activation_function: str = one_of("gelu_new", GELU)  # "gelu" is faster on a CPU
+    dropout: float = within(0.0, 0, 0.99)
     # Share of training examples without text, so that classifier-free guidance works
     # (`generate.guidance_scale`).
-    text_dropout: float = 0.0
-    stop_targets: int = 4  # STOP targets after the last code
+    text_dropout: float = within(0.0, 0, 0.9)
+    stop_targets: int = within(4, 1)  # STOP targets after the last code
     text_weight: float = 0.01  # of the text loss; the code loss has weight 1
     # Ids of START and STOP; None: the last but one, and the last.
     start_text_id: int | None = None
@@ -366,29 +323,13 @@ class GPTConfig:
     text_stop_input: bool = True
 
     def __post_init__(self):
-        sizes = "layers", "width", "heads", "text_vocab", "code_vocab", "max_text", "max_code"
-        for name in sizes:
-            require(getattr(self, name) >= 1, self, name, "must be 1 or more.")
+        super().__post_init__()
         require(self.width % self.heads == 0, self, "width", f"must divide by {self.heads} heads.")
         require(self.width % 32 == 0, self, "width", "must divide by 32 (group norm).")
-        require(0 <= self.dropout < 1, self, "dropout", "must lie in [0, 1).")
-        known = self.activation_function in GELU
-        require(known, self, "activation_function", f"choose one of {', '.join(GELU)}.")
-        require_within(self, 0, 0.9, "text_dropout")
-        require_within(self, 1, 128, "layers")
-        require_within(self, 0, 64, "cond_blocks", "perceiver_layers")
-        require_within(self, 1, 8192, "width")
-        require_within(self, 1, 1024, "heads", "perceiver_heads", "perceiver_head_width", "latents")
-        require_within(self, 1, 1024, "n_mels")
-        require_within(self, 1, 8192, "conformers")
         require(len(self.conformers) in (0, 10), self, "conformers", "give ten numbers, or none.")
-        require_within(self, 3, 2**20, "text_vocab", "code_vocab")  # START, STOP and one more
-        require_within(self, 2, 2**20, "code_levels")
         fits = not self.code_levels or math.prod(self.code_levels) + 2 == self.code_vocab
         require(fits, self, "code_levels", f"must make {self.code_vocab} codes less 2.")
-        require_within(self, 1, 2**16, "max_text", "max_code")
         require_within(self, 1, self.max_code, "stop_targets")
-        require_least(self, 0, "text_weight")
         require_within(self, 0, self.text_vocab - 1, "start_text_id", "stop_text_id")
         require_within(self, 0, self.code_vocab - 1, "start_code_id", "stop_code_id")
         for kind in ("text", "code"):
@@ -435,79 +376,67 @@ def _roomy(positions: int) -> int:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LoRAConfig:
-    rank: int = 16
-    alpha: float = 32.0  # adapters are scaled by alpha / rank
-    dropout: float = 0.0  # of the adapters' input
-    targets: tuple[str, ...] = TARGETS  # matrices of each layer of the trunk
+class LoRAConfig(Section):
+    rank: int = within(16, 1, 4096)
+    alpha: float = within(32.0, 1e-3)  # adapters are scaled by alpha / rank
+    dropout: float = within(0.0, 0, 0.9)  # of the adapters' input
+    targets: tuple[str, ...] = one_of(TARGETS, TARGETS)  # matrices of each layer of the trunk
 
     def __post_init__(self):
-        require_within(self, 1, 4096, "rank")
-        require_least(self, 1e-3, "alpha")
-        require_within(self, 0, 0.9, "dropout")
-        all_known = len(self.targets) > 0 and set(self.targets) <= set(TARGETS)
-        require(all_known, self, "targets", f"choose some of {', '.join(TARGETS)}.")
-        require(len({*self.targets}) == len(self.targets), self, "targets", "name each once.")
+        super().__post_init__()
+        once = 0 < len(self.targets) == len({*self.targets})
+        require(once, self, "targets", "name at least one, and each once.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainConfig:
-    max_steps: int = 900  # optimiser steps; with `num_train_epochs`, at most
+class TrainConfig(Section):
+    max_steps: int = within(900, 1)  # optimiser steps; with `num_train_epochs`, at most
     num_train_epochs: float = 0.0  # passes over the data, which set the steps; 0: `max_steps`
-    min_steps: int = 1  # with `num_train_epochs`, for little data
-    optimizer: str = "adamw"  # or "muon": Muon for the trunk's matrices, AdamW for the rest
-    lr: float = 2e-3  # peak learning rate of AdamW
-    muon_lr: float = 0.02  # peak learning rate of Muon
-    conditioner_lr: float = 0.0  # peak learning rate of the conditioner; 0: `lr`
-    muon_steps: int = 5  # Newton-Schulz iterations; 3 are nearly enough
+    min_steps: int = within(1, 1)  # with `num_train_epochs`, for little data
+    # "muon": Muon for the trunk's matrices, AdamW for the rest.
+    optimizer: str = one_of("adamw", ("adamw", "muon"))
+    lr: float = within(2e-3, 1e-12, 10)  # peak learning rate of AdamW
+    muon_lr: float = within(0.02, 1e-12, 10)  # peak learning rate of Muon
+    conditioner_lr: float = within(0.0, 0, 10)  # peak learning rate of the conditioner; 0: `lr`
+    muon_steps: int = within(5, 1)  # Newton-Schulz iterations; 3 are nearly enough
     warmup_steps: int = 50
-    schedule: str = "constant"  # after the warm-up: a name in `SCHEDULES`
-    final_lr: float = 0.1  # where the schedule ends, as a share of the peak rate
+    schedule: str = one_of("constant", SCHEDULES)  # after the warm-up
+    final_lr: float = within(0.1, 0, 1)  # where the schedule ends, as a share of the peak rate
     # Validations without a better loss before the rates are halved, to `final_lr` at the least; 0:
     # never.
     lr_plateau_patience: int = 0
-    weight_decay: float = 0.05  # of matrices; biases, norms and embeddings have none
-    betas: tuple = (0.9, 0.98)
-    guided_attention_weight: float = 0.0  # weight of guided attention in the first step; 0: none
-    guided_attention_steps: int = 1000  # steps after which it has fallen to 0
-    max_grad_norm: float = 1.0  # gradients are clipped to it
+    weight_decay: float = within(0.05, 0, 1)  # of matrices; biases, norms and embeddings have none
+    betas: tuple = within((0.9, 0.98), 0, 0.99999)
+    # Weight of guided attention in the first step; 0: none.
+    guided_attention_weight: float = within(0.0, 0, 100)
+    guided_attention_steps: int = within(1000, 1)  # steps after which it has fallen to 0
+    max_grad_norm: float = within(1.0, 1e-9)  # gradients are clipped to it
     spike: float = 0.0  # a gradient norm of so many times the average tightens clipping; 0: never
-    ema_decay: float = 0.999
-    eval_steps: int = 100  # steps between two validations
+    ema_decay: float = within(0.999, 0, 0.99999)
+    eval_steps: int = within(100, 1)  # steps between two validations
     eval_epochs: float = 0.0  # the same in passes over the data; 0: `eval_steps`
     gate_every: int = 0  # steps between two evaluations of the quality gate; 0: no gate
     gate_epochs: float = 0.0  # the same in passes over the data; 0: `gate_every`
     gate_patience: int = 0  # evaluations without a better one before the run ends; 0: never
     early_stopping_patience: int = 0  # the same for validations, without a gate
-    save_steps: int = 100  # steps between two checkpoints
+    save_steps: int = within(100, 1)  # steps between two checkpoints
     save_epochs: float = 0.0  # the same in passes over the data; 0: `save_steps`
-    save_total_limit: int = 2  # newest checkpoints; the best one is kept too
-    checkpoint: str = "full"  # or "weights", a quarter as large: the optimizer then starts again
+    save_total_limit: int = within(2, 1)  # newest checkpoints; the best one is kept too
+    # "weights": only these and their average, in half precision, a quarter as large; a resumed
+    # optimizer then starts again.
+    checkpoint: str = one_of("full", ("full", "weights"))
     patience: int = 5  # non-finite steps in a row before returning to a checkpoint
     rollbacks: int = 2  # times to return to a checkpoint with half the learning rate
     detect_anomaly: bool = False  # a NaN ends the run with the name of its operator; slow
-    boards: tuple[str, ...] = ("tensorboard",)  # of BOARDS, beside the kit's own curves
-    seed: int = 0
+    # Programs that show curves, beside the kit's own (logs.py).
+    boards: tuple[str, ...] = one_of(("tensorboard",), ("tensorboard", "wandb", "trackio"))
+    seed: int = within(0, 0, MAX_SEED)
 
     def __post_init__(self):
-        fix = f"choose one of {', '.join(SCHEDULES)}."
-        require(self.schedule in SCHEDULES, self, "schedule", fix)
-        require(self.optimizer in ("adamw", "muon"), self, "optimizer", "choose adamw or muon.")
-        require_least(self, 1, *AT_LEAST_ONE)
-        require_least(self, 0, *NOT_NEGATIVE)
-        within = not self.num_train_epochs or self.min_steps <= self.max_steps
-        require(within, self, "min_steps", f"must not be above `max_steps` ({self.max_steps}).")
-        require_least(self, 1e-9, "max_grad_norm")
-        require(self.checkpoint in CHECKPOINTS, self, "checkpoint", "choose full or weights.")
-        fix = f"choose from {', '.join(BOARDS)}; [] for none."
-        require(set(self.boards) <= {*BOARDS}, self, "boards", fix)
+        super().__post_init__()
+        in_order = not self.num_train_epochs or self.min_steps <= self.max_steps
+        require(in_order, self, "min_steps", f"must not be above `max_steps` ({self.max_steps}).")
         require(len(self.betas) == 2, self, "betas", "two numbers, such as [0.9, 0.98].")
-        require_within(self, 0, 0.99999, "betas", "ema_decay")
-        require_within(self, 1e-12, 10, "lr", "muon_lr")  # a negative one would train uphill
-        require_within(self, 0, 10, "conditioner_lr")
-        require_within(self, 0, 1, "final_lr", "weight_decay")
-        require_within(self, 0, 100, "guided_attention_weight")
-        require_within(self, 0, MAX_SEED, "seed")
         has_gate = not self.gate_patience or self.gate_every or self.gate_epochs
         fix = "needs `gate_every` or `gate_epochs`: without them there is no gate."
         require(has_gate, self, "gate_patience", fix)
@@ -552,37 +481,30 @@ class TrainConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FinetuneConfig:
+class FinetuneConfig(Section):
     """What trains. All but "full" is for a run that begins with a voice."""
 
-    method: str = "full"  # "lora": adapters; "auto": as a run begins with a voice, by its size
-    tables: str = "new"  # with adapters: rows of embeddings, positions, heads: the "new", or "all"
+    # "lora": adapters; "auto": as a run begins with a voice, by its size.
+    method: str = one_of("full", ("full", "lora", "auto"))
+    # With adapters: rows of embeddings, positions and heads, the new ones or all.
+    tables: str = one_of("new", ("new", "all"))
     tables_first: int = 0  # steps in which embeddings, positions and heads train alone; 0: none
-
-    def __post_init__(self):
-        known = self.method in ("full", "lora", "auto")
-        require(known, self, "method", "choose full, lora or auto.")
-        require(self.tables in ("new", "all"), self, "tables", "choose new or all.")
-        require_least(self, 0, "tables_first")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TimeBudget:
+class TimeBudget(Section):
     """How long a preset may keep a person waiting."""
 
     minutes: float = 0.0  # for all training steps; where they last longer, fewer are taken. 0: none
     min_steps: int = 0  # with fewer a voice mumbles: so many are taken in up to twice the minutes
 
-    def __post_init__(self):
-        require_least(self, 0, "minutes", "min_steps")
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SpeedConfig:
+class SpeedConfig(Section):
     """Which switches are on. All off is the baseline every claim is measured against."""
 
     sdpa: bool = False  # fused attention
-    attention_kernel: str = ""  # with sdpa: flash, efficient, cudnn or math; "": PyTorch's choice
+    attention_kernel: str = one_of("", ("", *KERNEL_NAMES))  # with sdpa; "": PyTorch's choice
     tf32: bool = False  # fp32 matmuls with 10-bit mantissas
     mixed_precision: bool = False  # bf16 or fp16 matmuls, by the device
     fused_adamw: bool = False  # one kernel for the whole optimiser step
@@ -591,16 +513,10 @@ class SpeedConfig:
     cuda_graphs: bool = False  # forward and backward of a pass recorded once for each shape
     compile: bool = False  # torch.compile of the trunk's layers
     gradient_checkpointing: bool = False  # recompute layers in the backward pass
-    recompute_every: int = 1  # with gradient_checkpointing: every n-th layer
+    recompute_every: int = within(1, 1, 1e6)  # with gradient_checkpointing: every n-th layer
     adamw_8bit: bool = False  # AdamW's moments in 8 bits
     ema: bool = False  # keep averaged weights beside the trained ones
     ema_offload: bool = False  # ... in the CPU's memory
-
-    def __post_init__(self):
-        require_within(self, 1, 1e6, "recompute_every")
-        known = self.attention_kernel in ("", *KERNEL_NAMES)
-        fix = f'choose {", ".join(KERNEL_NAMES)}, or "" for PyTorch\'s choice.'
-        require(known, self, "attention_kernel", fix)
 
 
 SWITCHES = tuple(field.name for field in dataclasses.fields(SpeedConfig) if field.type is bool)
@@ -608,41 +524,30 @@ SWITCHES = tuple(field.name for field in dataclasses.fields(SpeedConfig) if fiel
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecognizerConfig(FitConfig):
-    width: int = 256  # channels
-    blocks: int = 5  # residual blocks
-    steps: int = 500  # training steps, at least
+    width: int = within(256, 1, 65_536)  # channels
+    blocks: int = within(5, 1, 1000)  # residual blocks
+    steps: int = within(500, 2)  # training steps, at least
     good: float = 0.1  # character error rate on held-out clips that is good enough
-    batch: int = 24  # utterances per training step, at most ...
-    batch_frames: int = 8000  # ... and mel frames: fewer of long clips
-    lr: float = 2e-3
-    utterances: int = 3000  # recordings it is trained on
+    batch: int = within(24, 1)  # utterances per training step, at most ...
+    batch_frames: int = within(8000, 1)  # ... and mel frames: fewer of long clips
+    lr: float = within(2e-3, 1e-12, 10)
+    utterances: int = within(3000, 1)  # recordings it is trained on
     # Training begins with all but the head of a recogniser of another language (PRETRAINED).
     pretrained_layers: bool = False
     # Whisper instead: a size such as `base`, or a folder. "": this recogniser is trained.
     whisper: str = ""
 
-    def __post_init__(self):
-        super().__post_init__()
-        require_within(self, 1, 65_536, "width")
-        require_within(self, 1, 1000, "blocks")
-        require_least(self, 1, "batch", "batch_frames", "utterances")
-        require_within(self, 1e-12, 10, "lr")
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AlignConfig:
+class AlignConfig(Section):
     clips: int = 0  # how many are checked, drawn at random; 0: every one
-    batch: int = 16  # clips that go through the recogniser together
-    spread: float = 6.0  # refuse clips this many robust standard deviations below the median ...
-    least_gap: float = 0.4  # ... and at least this far (nats a character), however alike they are
-    hopeless: float = -1.0  # a median below this says that the recogniser is the wrong one
-
-    def __post_init__(self):
-        for field in ("spread", "least_gap"):
-            require(0 < getattr(self, field) < math.inf, self, field, "must be positive.")
-        require_least(self, 0, "clips")
-        require_least(self, 1, "batch")
-        require_within(self, -1000, 0, "hopeless")
+    batch: int = within(16, 1)  # clips that go through the recogniser together
+    # Refuse clips this many robust standard deviations below the median ...
+    spread: float = within(6.0, 1e-6)
+    # ... and at least this far (nats a character), however alike they are.
+    least_gap: float = within(0.4, 1e-6)
+    # A median below this says that the recogniser is the wrong one.
+    hopeless: float = within(-1.0, -1000, 0)
 
     def draw(self, rows: list) -> list:
         """Return the rows to be checked: all, or `clips` of them, the same ones every time."""
@@ -651,77 +556,55 @@ class AlignConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CodeReaderConfig(FitConfig):
-    width: int = 192  # channels
-    blocks: int = 6  # residual blocks
-    steps: int = 1600  # training steps of the first cycle ...
+    width: int = within(192, 1, 8192)  # channels
+    blocks: int = within(6, 1, 64)  # residual blocks
+    steps: int = within(1600, 2)  # training steps of the first cycle ...
     least_steps: int = 400  # ... at least this many if `minutes` is too short
     minutes: float = 10.0  # no further cycle starts that would end later
     good: float = 0.05  # stop at this character error rate on held-out rows
-    batch: int = 24  # rows per training step, at most ...
-    batch_frames: int = 12_000  # ... and codes
-    lr: float = 2e-3
+    batch: int = within(24, 1)  # rows per training step, at most ...
+    batch_frames: int = within(12_000, 1)  # ... and codes
+    lr: float = within(2e-3, 1e-12, 10)
     rows: int = 0  # recordings to train on, at most; 0: no code reader
     # A speaker's rows are repeated up to the number of the speaker with most, at most this often.
-    most_repeats: int = 4
-
-    def __post_init__(self):
-        super().__post_init__()
-        require_within(self, 1, 8192, "width")
-        require_within(self, 1, 64, "blocks")
-        require_within(self, 1, 1000, "most_repeats")
-        require_within(self, 1e-12, 10, "lr")
-        require_least(self, 1, "batch", "batch_frames")
-        require_least(self, 0, "rows")
+    most_repeats: int = within(4, 1, 1000)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DecoderFinetuneConfig:
+class DecoderFinetuneConfig(Section):
     """The section `decoder_finetune` of a preset: the codec's decoder, on the model's states."""
 
     steps: int = 0  # 0: off
-    clips: int = 1500  # recordings to train on, at most
-
-    def __post_init__(self):
-        require_least(self, 0, "steps")
-        require_least(self, 1, "clips")
+    clips: int = within(1500, 1)  # recordings to train on, at most
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GenerateConfig:
-    temperature: float = 0.3  # 0 is greedy
+class GenerateConfig(Section):
+    temperature: float = within(0.3, 0, 100)  # 0 is greedy
     top_k: int = 20  # 0 keeps all
-    top_p: float = 0.95  # 1 keeps all
-    repetition_penalty: float = 1.0
+    top_p: float = within(0.95, 1e-6, 1)  # 1 keeps all
+    repetition_penalty: float = within(1.0, 1e-6)  # 1 is off
     # Classifier-free guidance scale; 1 is off. Needs a model trained with `model.text_dropout`, and
     # runs every row twice.
-    guidance_scale: float = 1.0
+    guidance_scale: float = within(1.0, 1, 100)
     # Candidates for each text; the best by log-probability, `follow` and `reread` is kept.
-    best_of: int = 1
+    best_of: int = within(1, 1, 64)
     # Weight of the alignment score, in nats a code, beside the log-probability, if the model has an
     # alignment head; 0: off.
     follow: float = 3.0
     # Weight of the text mismatch, in nats a letter, if the voice has a code reader
     # (candidates.py); 0: off.
     reread: float = 1.0
-    retries: int = 2  # of a truncated text, each at half the temperature
-    max_codes_per_text_id: float = 12.0  # length limit: this many codes a text id, plus 40
-    seed: int = 0
+    retries: int = within(2, 0, 20)  # of a truncated text, each at half the temperature
+    # Length limit: this many codes a text id, plus 40.
+    max_codes_per_text_id: float = within(12.0, 0, 1000)
+    seed: int = within(0, -MAX_SEED, MAX_SEED)
     exact_codes: int = 0  # generate exactly this many codes (for timing); 0: off
     kv_cache: bool = True  # off: recompute the full row for every code; same codes, for comparison
 
     def __post_init__(self):
         require_types(GenerateConfig, vars(self))
-        in_range = 0 <= self.temperature <= 100
-        require(in_range, self, "temperature", "must lie in 0 (greedy) to 100 (almost random).")
-        require(0 < self.top_p <= 1, self, "top_p", "must lie in (0, 1].")
-        require(self.top_k >= 0, self, "top_k", "must be 0 (all) or more.")
-        positive = self.repetition_penalty > 0
-        require(positive, self, "repetition_penalty", "must be more than 0; 1 is off.")
-        require_within(self, 1, 100, "guidance_scale")
-        require_within(self, 1, 64, "best_of")
-        require_within(self, 0, 20, "retries")
-        require_least(self, 0, "follow", "reread", "repetition_penalty", "exact_codes")
-        require_within(self, 0, 1000, "max_codes_per_text_id")
+        super().__post_init__()
 
     @property
     def uses_cfg(self) -> bool:
@@ -737,51 +620,38 @@ class GenerateConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EvaluateConfig:
+class EvaluateConfig(Section):
     """The section `evaluate` of a preset."""
 
-    sentences: int = 250  # held-out sentences that the voice speaks
-    worst_cer: float = 0.12  # a voice with a higher CER fails
-
-    def __post_init__(self):
-        require_within(self, 1, 100_000, "sentences")
-        require_within(self, 0, 1, "worst_cer")
+    sentences: int = within(250, 1, 100_000)  # held-out sentences that the voice speaks
+    worst_cer: float = within(0.12, 0, 1)  # a voice with a higher CER fails
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class InferConfig:
+class InferConfig(Section):
     """The section `infer` of a preset: what speaking is timed with."""
 
-    lengths: tuple = (50, 100, 200)  # codes, with and without KV cache
-    batches: tuple = (1, 4, 16)  # texts at once
-    formats: tuple = ("fp32",)  # number formats of the weights
-    compiled: tuple = ()  # formats that are also timed compiled
-    rows: int = 64  # recordings whose next codes are compared between formats
-    sentences: int = 100  # spoken in each format
+    lengths: tuple = within((50, 100, 200), 1, 100_000)  # codes, with and without KV cache
+    batches: tuple = within((1, 4, 16), 1, 100_000)  # texts at once
+    formats: tuple = one_of(("fp32",), FORMATS)  # number formats of the weights
+    compiled: tuple = one_of((), FORMATS)  # formats that are also timed compiled
+    rows: int = within(64, 1, 100_000)  # recordings whose next codes are compared between formats
+    sentences: int = within(100, 1, 100_000)  # spoken in each format
 
     def __post_init__(self):
+        super().__post_init__()
         for field in ("lengths", "batches", "formats"):
             require(len(getattr(self, field)) > 0, self, field, "must not be empty.")
-        for field in ("formats", "compiled"):
-            known = all(name in FORMATS for name in getattr(self, field))
-            require(known, self, field, f"must be of {', '.join(FORMATS)}.")
-        require_within(self, 1, 100_000, "lengths", "batches", "rows", "sentences")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrialConfig:
+class TrialConfig(Section):
     """How long to measure."""
 
-    steps: int = 24  # optimiser steps timed in a round
-    warmup_steps: int = 4  # before them, timed apart: compilation, first allocations
-    rounds: int = 3  # the median one counts; two at least, whose difference is the noise
-    leave_out: tuple = ()  # switches not to try
-
-    def __post_init__(self):
-        require_least(self, 1, "steps", "warmup_steps")
-        require_least(self, 2, "rounds")
-        unknown = sorted({*self.leave_out} - {*SWITCHES})
-        require(not unknown, self, "leave_out", f"no such switch; there are {', '.join(SWITCHES)}.")
+    steps: int = within(24, 1)  # optimiser steps timed in a round
+    warmup_steps: int = within(4, 1)  # before them, timed apart: compilation, first allocations
+    rounds: int = within(3, 2)  # the median one counts; two at least, whose difference is the noise
+    leave_out: tuple = one_of((), SWITCHES)  # switches not to try
 
 
 # The class that checks each section of a preset; the others are checked against the preset itself.

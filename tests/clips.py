@@ -3,6 +3,7 @@
 import io
 import struct
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import soundfile
@@ -18,12 +19,17 @@ def encoded(wave: np.ndarray, rate: int = RATE, **how) -> bytes:
     return file.getvalue()
 
 
-def voice(seconds: float = 1.0, seed: int = 0, level: float = 0.3) -> np.ndarray:
+def written(folder: Path, data: bytes, name: str = "a.wav") -> str:
+    (folder / name).write_bytes(data)
+    return str(folder / name)
+
+
+def voice(seconds: float = 1.0, seed: int = 0) -> np.ndarray:
     """Syllables and pauses in a little noise, another recording for every seed."""
     rng = np.random.default_rng(seed)
     t = np.arange(int(seconds * RATE)) / RATE
     tone = np.sin(2 * np.pi * (110 + 7 * (seed % 13)) * t) * (np.sin(2 * np.pi * 2 * t) > -0.2)
-    return (level * tone + 1e-3 * rng.standard_normal(len(t))).astype(np.float32)
+    return (0.3 * tone + 1e-3 * rng.standard_normal(len(t))).astype(np.float32)
 
 
 def wav_with_comment(comment: bytes) -> bytes:
@@ -49,9 +55,9 @@ def with_spikes(level: float) -> bytes:
     return encoded(wave, subtype="FLOAT")
 
 
-def cut_short(seconds: float = 1.0, **how) -> bytes:
+def cut_short(**how) -> bytes:
     """A file that ends at 55 % of its bytes."""
-    whole = encoded(speech(seconds), **how)
+    whole = encoded(speech(), **how)
     return whole[: int(0.55 * len(whole))]
 
 

@@ -3,6 +3,7 @@
 Each part is made once, when it is first asked for, under the session's temporary KIT_RUNS.
 """
 
+import ast
 import contextlib
 import dataclasses
 import itertools
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
 
+import nbformat
 import numpy as np
 import soundfile
 import torch
@@ -90,10 +92,10 @@ def until(condition: Callable[[], object], limit_s: float = PATIENCE_S) -> None:
         time.sleep(0.01)
 
 
-def start_and_kill(child, log: Path, lines: int, limit_s: float = 180) -> None:
+def start_and_kill(child, log: Path, lines: int) -> None:
     """Start the process `child` and end it with SIGKILL once its `log` has so many lines."""
     child.start()
-    end_s = time.monotonic() + limit_s
+    end_s = time.monotonic() + 180
     while child.is_alive() and time.monotonic() < end_s:
         if log.exists() and log.read_bytes().count(b"\n") >= lines:
             break
@@ -118,11 +120,11 @@ def in_time(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def spoken_by_espeak(texts: list[str], speaker: int = 0) -> list[np.ndarray]:
+def spoken_by_espeak(texts: list[str]) -> list[np.ndarray]:
     """Amharic `texts` as fp32 waveforms (T,) from an espeak-ng of their own."""
     rows = [(f"{i:03d}", text) for i, text in enumerate(texts)]
     with tempfile.TemporaryDirectory() as folder:
-        job = {"folder": folder, "language": "am", "speaker": speaker, "rows": rows}
+        job = {"folder": folder, "language": "am", "speaker": 0, "rows": rows}
         run_module("kit.dataset.synthetic", job).check_returncode()
         return [soundfile.read(f"{folder}/{name}.wav", dtype="float32")[0] for name, _ in rows]
 
@@ -151,10 +153,10 @@ def corpus() -> Path:
 
 
 def usable(
-    source: Path, config: ManifestConfig, into: Path, progress: Callable = lambda *_: None
+    source: Path, config: ManifestConfig, into: Path
 ) -> tuple[list[Utterance], list[Finding]]:
     """(kept rows, refusals) of a dataset that can be trained on, as 01 checks it."""
-    report = check_dataset(source, config, into, progress=progress)
+    report = check_dataset(source, config, into)
     report.require_usable(config, Path(into) / "ledger.jsonl")
     return report.kept, report.refused
 
@@ -202,18 +204,13 @@ def code_cache() -> CodeCache:
     return CodeCache(code_index())
 
 
-class MemoryColumns(dict):
-    def release(self) -> None:
-        """There are no pages to give back."""
-
-
 def made_cache(rows: list[dict], texts: list, codes: list, references: list = ()) -> CodeCache:
     """A cache without a file; a row is its id, speaker and split."""
     made = {"shard": Path("made"), "code_check": 0, "reference_check": 0}
     clips = [Clip(place=i, codes=len(row), **made) for i, row in enumerate(codes)]
     names = [(row["id"], row["speaker"], row["split"]) for row in rows]
     cache = object.__new__(CodeCache)
-    columns = MemoryColumns(index_columns(names, texts, clips))
+    columns = index_columns(names, texts, clips)
     cache.take(columns, codes.__getitem__, references.__getitem__)
     return cache
 
@@ -463,3 +460,13 @@ def keep_threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+def run_shown(name: str, start: str, names: dict):
+    """Run the cells of a notebook whose ids begin with `start`; return what the last one shows."""
+    (path,) = (Path(__file__).parents[1] / "notebooks").glob(f"{name}_*.ipynb")
+    cells = nbformat.read(path, as_version=nbformat.NO_CONVERT).cells
+    own = [c.source for c in cells if c.cell_type == "code" and c.id.split("-")[0] == start]
+    *body, last = ast.parse("\n".join(own)).body
+    exec(compile(ast.Module(body, []), start, "exec"), names)
+    return eval(compile(ast.Expression(last.value), start, "eval"), names)

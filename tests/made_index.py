@@ -7,7 +7,7 @@ import numpy as np
 
 from kit.base.tensor_file import pack_tensors
 from kit.batches.code_cache import as_bytes
-from kit.batches.encoding import add_counts, narrow, save_columns, shard_clips
+from kit.batches.encoding import add_names, narrow, save_columns, shard_clips
 
 CLIPS = 2000  # a shard
 HELD_OUT = 100  # every so many-th row
@@ -57,7 +57,7 @@ def made_index(folder: Path, rows: int, text_vocab: int = 6000) -> Path:
     speakers = [f"speaker{i:06d}" for i in range(-(-rows // SPEAKER_ROWS))]
     names = [path.name for path in shards]
     index = folder / f"index-{rows}.safetensors"
-    save_columns(add_counts(columns, names, speakers, ["held_out", "train"]), index)
+    save_columns(add_names(columns, names, speakers, ["held_out", "train"]), index)
     return index
 
 

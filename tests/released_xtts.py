@@ -17,7 +17,9 @@ from torch import Tensor
 
 from kit.base.torch_file import read_torch_file
 from kit.extras.xtts_v2.codec import DVAE
-from kit.extras.xtts_v2.model import CLASSES, FIXED, sound_tensors, to_released
+from kit.extras.xtts_v2.model import CLASSES, FIXED
+from kit.extras.xtts_v2.tensor_names import MEL_STATS, SPEAKER, VOCODER, to_released
+from kit.extras.xtts_v2.vocoder import HiFiGAN, SpeakerEncoder
 from kit.model.gpt import SpeechGPT
 from kit.settings import GPTConfig
 
@@ -40,6 +42,25 @@ def random_model(config: GPTConfig = TINY, seed: int = 0) -> SpeechGPT:
     return model.eval()
 
 
+def sound_tensors(
+    latent_width: int = 1024, channels: int = 512, filters: tuple[int, ...] = (32, 64, 128, 256)
+) -> dict[str, Tensor]:
+    """Encoders and vocoder by the release's names, on the meta device; its sizes by default."""
+    with torch.device("meta"):
+        vocoder = HiFiGAN(latent_width, channels=channels)
+        speaker = SpeakerEncoder(filters)
+        tensors = {MEL_STATS: torch.empty(80)}
+    for name, tensor in vocoder.state_dict().items():
+        layer, _, leaf = name.rpartition(".")
+        if leaf == "weight" and name.startswith(("ups.", "resblocks.")):  # normalised
+            norms = tensor.flatten(1)[:, 0].view(-1, *[1] * (tensor.ndim - 1))
+            tensors[f"{VOCODER}{layer}.parametrizations.weight.original0"] = norms
+            tensors[f"{VOCODER}{layer}.parametrizations.weight.original1"] = tensor
+        else:
+            tensors[VOCODER + name] = tensor
+    return tensors | {SPEAKER + name: tensor for name, tensor in speaker.state_dict().items()}
+
+
 POSITIVE = ("running_var", "window", "mel_scale.fb", "mel_stats")
 
 
@@ -47,7 +68,7 @@ def random_sound(sizes: dict = SOUND) -> dict[str, Tensor]:
     """Encoders and vocoder: larger weights, or variances below 0, would make no numbers of it."""
     torch.manual_seed(2)
     tensors = {}
-    for name, empty in sorted(sound_tensors({}, **sizes).items()):
+    for name, empty in sorted(sound_tensors(**sizes).items()):
         is_float = empty.is_floating_point()
         tensors[name] = 0.2 * torch.randn(empty.shape) if is_float else torch.tensor(5)
         if name.endswith(POSITIVE):

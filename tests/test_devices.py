@@ -31,7 +31,7 @@ from kit.inference.export import export_voice, load_export
 from kit.inference.voice import Voice
 from kit.inference.voice_files import load_voice
 from kit.model.weights import WEIGHTS, save_model
-from kit.recipes import evaluate, train, training_data
+from kit.recipes import evaluation_data, train, training_data
 from kit.recipes.start import start
 from kit.settings import (
     CodeReaderConfig,
@@ -168,7 +168,7 @@ def run(tmp_path, monkeypatch):
 
 
 def test_evaluation_long_recordings_and_voice_are_on_the_runs_device(run, moves):
-    evaluate.EvaluationData(run, 4)
+    evaluation_data.EvaluationData(run, 4)
     on_gpu = [name for name, device in moves if device == "cuda"]
     assert sorted(on_gpu) == ["MelCodec"] * 3 + ["Recognizer"] + ["SpeechGPT"] * 2
     moves.clear()

@@ -53,6 +53,17 @@ def test_every_figure_of_the_readme_is_in_the_measurements():
     assert unknown_figures(readme, measured) == set()
 
 
+CITED = r"([A-Z]\w+) (?:et al\.|(?:and|&) [A-Z]\w+),? \(?((?:19|20)\d\d)\)?"
+
+
+def test_every_paper_that_the_code_cites_has_a_link():
+    references = (ROOT / "docs/references.md").read_text(encoding="utf-8")
+    linked = set(re.findall(r"(?m)^\| (\w+)\b.* (\d{4}) \| \[.+?\]\(https://", references))
+    for path in (ROOT / "kit").rglob("*.py"):
+        source = re.sub(r"\s*\n\s*#?\s*", " ", path.read_text(encoding="utf-8"))
+        assert set(re.findall(CITED, source)) <= linked, path
+
+
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # What was measured keeps the names of files and commands of its day.
 CURRENT = [page for page in PAGES if page.name != "measurements-archive.md"]
@@ -167,7 +178,7 @@ def test_every_path_and_command_that_is_named_is_there(page):
     for words in re.findall(r"python -m kit ([^`#\n]+)", message):
         if words.split()[0] in ("COMMAND", "--help"):
             continue
-        options = parser().parse_args(shlex.split(words.split(" | ")[0]))
+        options = parser().parse_args(shlex.split(re.split(" [|>] ", words)[0]))
         known = {} if "one_minus_sqrt" in words else parse_settings(options.set)
         check_settings(known, load_preset("tiny"))
 

@@ -111,7 +111,7 @@ for each in sys.argv[1].split():
     for module in sys.argv[2:]:
         if not any(f".extras.{extra}" in module for extra in gone):
             importlib.import_module(module)
-    for what in ("CODECS", "FRONT_ENDS", "TOKENIZERS", "BASE_MODELS"):
+    for what in ("CODECS", "FRONT_ENDS", "TOKENIZERS", "BASE_MODELS", "SEGMENTERS"):
         for name in extras.offered(what):
             extras.load(what, name)
 """

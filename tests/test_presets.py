@@ -65,6 +65,12 @@ def laid_over(preset: dict, use: str) -> dict:
     return merge(preset, overlay)
 
 
+@pytest.mark.parametrize("name", ["cpu", "tiny", *GPU_PRESETS])
+def test_every_preset_halves_its_rates_on_a_plateau_before_it_stops(name):
+    train = build(TrainConfig, load_preset(name)["train"])
+    assert 0 < train.lr_plateau_patience < train.early_stopping_patience
+
+
 @each_tier
 def test_a_run_from_a_base_model_is_short(name):
     preset = load_preset(name)

@@ -171,61 +171,45 @@ def _decoded_by_av(path: str, max_s: float) -> Iterator[tuple[soundfile.SoundFil
     """Decode a recording into memory or a temporary file, which can be read at any position."""
     with tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES) as samples:
         with _opened_by_av(path) as (container, stream):
-            decoded = _decode(container, stream, samples, max_s)
-            if decoded is None:
-                raise DatasetError(f"{path} is truncated: it has a header and 0 samples")
-            length = _decoded_length(path, container, stream, decoded)
+            raw, length = _decode(path, container, stream, samples, max_s)
         samples.seek(0)
-        with soundfile.SoundFile(
-            samples,
-            samplerate=decoded.rate_hz,
-            channels=decoded.channels,
-            subtype=decoded.subtype,
-            format="RAW",
-            endian="CPU",
-        ) as sound:
+        with soundfile.SoundFile(samples, format="RAW", endian="CPU", **raw) as sound:
             yield sound, length
 
 
-class _Decoded(NamedTuple):
-    rate_hz: int
-    channels: int
-    subtype: str  # soundfile's name of the samples' type
-    frames: int  # that were written
-    all_frames: int  # more, if it is longer than `max_s`
-    damage: str  # why it ends, as a phrase
-
-
 def _decode(
-    container: "InputContainer", stream: "AudioStream", samples: BinaryIO, max_s: float
-) -> _Decoded | None:
-    """Write all there is, or a little over `max_s` seconds, to `samples`; None for no sound.
+    path: str,
+    container: "InputContainer",
+    stream: "AudioStream",
+    samples: BinaryIO,
+    max_s: float,
+) -> tuple[dict, AudioLength]:
+    """Write all there is, or a little over `max_s` seconds, to `samples`; return their format.
 
     Where the header does not tell the length, the rest is counted.
     """
     import av
 
-    has_length = _declared_s(container, stream) > 0
-    first = None
+    declared_s = _declared_s(container, stream)
+    resampler = None
     frames = all_frames = 0
     damage = ""
     try:
         for frame in _frames(container, stream):
-            if first is None:
-                first = frame  # of HE-AAC it has twice the rate in the header
+            now = (frame.sample_rate, frame.layout.nb_channels)
+            if resampler is None:
+                rate_hz, channels = now  # of HE-AAC it has twice the rate in the header
                 is_int16 = frame.format.name in ("s16", "s16p")
                 resampler = av.AudioResampler(format="s16" if is_int16 else "flt")
-                channels = frame.layout.nb_channels
-            now = (frame.sample_rate, frame.layout.nb_channels)
-            if now != (first.sample_rate, channels):
+            if now != (rate_hz, channels):
                 damage = (
-                    f"joined from recordings of {first.sample_rate:,} Hz in {channels} channels "
-                    f"and {now[0]:,} Hz in {now[1]}: split it, or convert it to WAV"
+                    f"joined from recordings of {rate_hz:,} Hz in {channels} channels and "
+                    f"{now[0]:,} Hz in {now[1]}: split it, or convert it to WAV"
                 )
                 break
             all_frames += frame.samples
-            if frames > max_s * first.sample_rate:
-                if has_length:
+            if frames > max_s * rate_hz:
+                if declared_s:
                     break
                 continue
             for block in resampler.resample(frame):
@@ -234,10 +218,20 @@ def _decode(
             frames += frame.samples
     except av.error.InvalidDataError as error:
         damage = f"truncated or damaged ({error.strerror})"
-    if first is None:
-        return None
+    if resampler is None:
+        raise DatasetError(f"{path} is truncated: it has a header and 0 samples")
     subtype = "PCM_16" if is_int16 else "FLOAT"
-    return _Decoded(first.sample_rate, channels, subtype, frames, all_frames, damage)
+    raw = {"samplerate": rate_hz, "channels": channels, "subtype": subtype}
+    if all_frames > frames:
+        return raw, AudioLength(frames, max(all_frames, round(declared_s * rate_hz)))
+    if container.format.name in ESTIMATED:
+        declared_s = 0.0
+        # An MP3 that tells its encoder's delay tells its length, too, which soundfile reads; FFmpeg
+        # takes it for an estimate where the size of the file does not fit.
+        if container.format.name == "mp3" and stream.start_time:
+            declared_s = soundfile.info(path).duration
+    length = _length(frames, round(declared_s * rate_hz), rate_hz)
+    return raw, length._replace(problem=length.problem or damage)
 
 
 def _frames(container: "InputContainer", stream: "AudioStream") -> Iterator["AudioFrame"]:
@@ -251,23 +245,6 @@ def _frames(container: "InputContainer", stream: "AudioStream") -> Iterator["Aud
                 raise
             continue  # tags between the frames, where files were joined, are no sound
         yield from frames
-
-
-def _decoded_length(
-    path: str, container: "InputContainer", stream: "AudioStream", decoded: _Decoded
-) -> AudioLength:
-    declared_s = _declared_s(container, stream)
-    if decoded.all_frames > decoded.frames:
-        expected = max(decoded.all_frames, round(declared_s * decoded.rate_hz))
-        return AudioLength(decoded.frames, expected)
-    if container.format.name in ESTIMATED:
-        declared_s = 0.0
-        # An MP3 that tells its encoder's delay tells its length, too, which soundfile reads; FFmpeg
-        # takes it for an estimate where the size of the file does not fit.
-        if container.format.name == "mp3" and stream.start_time:
-            declared_s = soundfile.info(path).duration
-    length = _length(decoded.frames, round(declared_s * decoded.rate_hz), decoded.rate_hz)
-    return length._replace(problem=length.problem or decoded.damage)
 
 
 def _declared_s(container: "InputContainer", stream: "AudioStream") -> float:

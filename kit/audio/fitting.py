@@ -34,15 +34,9 @@ class FitSchedule:
     there is one cycle.
     """
 
-    def __init__(
-        self,
-        config: FitConfig,
-        evaluate: Callable[[], float] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ):
+    def __init__(self, config: FitConfig, evaluate: Callable[[], float] | None = None):
         self.config = config
         self.evaluate = evaluate
-        self.clock = clock
         self.step = 0
         self.cycle_steps = config.steps  # of the current cycle
         self.steps = config.steps  # up to the end of the current cycle
@@ -52,7 +46,7 @@ class FitSchedule:
         self.losses: list[float] = []
         self.skipped = 0  # steps that overflowed fp16
         self.reason = ""  # why training ended; "" while it has not
-        self.start_s = clock()
+        self.start_s = time.monotonic()
         self.time_limit = f"the limit of {config.minutes:g} minutes, while still improving"
 
     @property
@@ -102,7 +96,7 @@ class FitSchedule:
 
     def _steps_left(self, unknown: int) -> int:
         """Steps that the remaining minutes allow; `unknown` when no time has passed yet."""
-        elapsed_s = self.clock() - self.start_s
+        elapsed_s = time.monotonic() - self.start_s
         left_s = 60 * self.config.minutes - elapsed_s
         return int(left_s * self.step / elapsed_s) if elapsed_s else unknown
 
@@ -134,7 +128,7 @@ class FitSchedule:
             "loss": self.recent_loss,
             "held_out": self.figure,
             "steps": self.step,
-            "seconds": round(self.clock() - self.start_s, 1),
+            "seconds": round(time.monotonic() - self.start_s, 1),
             "ended": self.reason,
             "cut_short": self.reason == self.time_limit,
             "minutes": self.config.minutes,  # the limit

@@ -65,8 +65,6 @@ def load_recognizer(path: Path) -> SpeechRecognizer:
 def _from_header(header: dict) -> nn.Module:
     if "whisper" in header:
         return extras.load("RECOGNIZERS", "whisper")(header)
-    if "front_end" not in header:
-        raise KitError("of an older version of the kit that did not store its front end")
     front_end = build(MelConfig, header["front_end"])
     return Recognizer(build(RecognizerConfig, header["config"]), header["alphabet"], front_end)
 

@@ -1,4 +1,4 @@
-"""Spectrogram -> waveform: fast Griffin-Lim, a neural vocoder, and both in real numbers for ONNX.
+"""Spectrogram -> waveform: fast Griffin-Lim and a neural vocoder.
 
 `GriffinLim` (Perraudin et al. 2013) is local: a slice of an utterance with `context` frames around
 it gets the same samples as in the full one, so streaming is exact. `Vocoder` (Vocos: Siuzdak 2023)
@@ -25,7 +25,6 @@ from kit.base.errors import KitError
 
 NOISE_FRAMES = 128  # the random initial phase repeats after this many frames, inaudibly
 MOMENTUM = 0.99
-SMALLEST = 1e-30  # a squared magnitude to divide by the root of
 KERNEL = 7  # frames
 MAX_LOG_MAGNITUDE = 8.0  # so that no spectrum overflows
 # Window and hop of the spectrograms it learns from, in samples: short enough for the pulses of a
@@ -291,77 +290,3 @@ def log_spectrogram(wave: Tensor, size: int, hop: int) -> Tensor:
     window = torch.hann_window(size, device=wave.device)
     spectrum = torch.stft(wave, size, hop, size, window, return_complex=True)
     return squared_magnitude(spectrum).clamp(min=FLOOR).log() / 2
-
-
-# --- in real numbers: ONNX graphs have no complex ones -----------------------------------------
-
-
-class RealFourier(nn.Module):
-    """Windowed Fourier transforms of frames, with real and imaginary parts as channels (1, 2F, T).
-
-    `inverse` gives the waveform with the padding of centred frames, `forward` its transform.
-    """
-
-    def __init__(self, window: Tensor, hop: int):
-        super().__init__()
-        n_fft = len(window)
-        bins = torch.eye(n_fft // 2 + 1, dtype=torch.float64)
-        window = window.double()
-        spectra = torch.fft.rfft(torch.eye(n_fft, dtype=torch.float64) * window).T  # (F, n_fft)
-        waves = torch.fft.irfft(torch.cat((bins, 1j * bins)), n_fft) * window
-        self.analysis = nn.Buffer(torch.cat((spectra.real, spectra.imag)).float()[:, None])
-        self.synthesis = nn.Buffer(waves.float()[:, None])
-        self.square = nn.Buffer(window.square().float()[None, None])
-        self.hop = hop
-
-    def forward(self, wave: Tensor) -> Tensor:  # (1, 1, L) -> (1, 2F, T)
-        return F.conv1d(wave, self.analysis, stride=self.hop)
-
-    def inverse(self, spectrum: Tensor) -> Tensor:  # (1, 2F, T) -> (1, 1, L)
-        ones = torch.ones_like(spectrum[:, :1])
-        envelope = F.conv_transpose1d(ones, self.square, stride=self.hop).clamp(min=1e-8)
-        return F.conv_transpose1d(spectrum, self.synthesis, stride=self.hop) / envelope
-
-    def trimmed(self, spectrum: Tensor) -> Tensor:
-        """Spectrum (1, 2F, T) -> waveform (1, T * hop)."""
-        wave = self.inverse(spectrum)[:, 0]
-        return wave[:, self.square.shape[-1] // 2 :][:, : spectrum.shape[-1] * self.hop]
-
-
-class RealVocoder(nn.Module):
-    """`Vocoder` in real numbers."""
-
-    def __init__(self, vocoder: Vocoder):
-        super().__init__()
-        self.vocoder = vocoder
-        self.fourier = RealFourier(vocoder.window, vocoder.hop)
-
-    def forward(self, log_magnitude: Tensor) -> Tensor:
-        magnitude, phase = self.vocoder.polar(log_magnitude)
-        parts = torch.cat((magnitude * phase.cos(), magnitude * phase.sin()), dim=-1)
-        return self.fourier.trimmed(parts.mT)
-
-
-class RealGriffinLim(nn.Module):
-    """`GriffinLim` in real numbers, of whole utterances."""
-
-    def __init__(self, griffin_lim: GriffinLim):
-        super().__init__()
-        start = griffin_lim.start
-        self.start = nn.Buffer(torch.cat((start.real, start.imag), dim=-1).T)  # (2F, NOISE_FRAMES)
-        self.fourier = RealFourier(griffin_lim.window, griffin_lim.hop)
-        self.iters = griffin_lim.iters
-
-    def forward(self, magnitude: Tensor, first: int = 0) -> Tensor:
-        index = torch.arange(magnitude.shape[-1], device=magnitude.device) % NOISE_FRAMES
-        magnitude = magnitude.repeat(1, 2, 1)
-        spectrum = magnitude * self.start[:, index]
-        previous = torch.zeros_like(spectrum)
-        for _ in range(self.iters):
-            rebuilt = self.fourier(self.fourier.inverse(spectrum))
-            angles = rebuilt - MOMENTUM / (1 + MOMENTUM) * previous
-            real, imaginary = angles.chunk(2, dim=1)
-            size = (real.square() + imaginary.square()).clamp(min=SMALLEST).sqrt().repeat(1, 2, 1)
-            spectrum = angles / size * magnitude
-            previous = rebuilt
-        return self.fourier.trimmed(spectrum)

@@ -9,12 +9,13 @@ import json
 import sys
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Collection
 from pathlib import Path
 
 from kit.base.errors import KitError, SettingError
 from kit.base.formatting import join_names, nearest, shorten
 
+MAX = sys.float_info.max  # of a number that is only said to be finite
 MAX_SEED = 2**63 - 1  # that every generator of random numbers takes
 # Attention kernels, and what torch calls them (`SDPBackend`); here, so that settings need no torch.
 KERNEL_NAMES = {
@@ -161,6 +162,32 @@ def fits(value, hint) -> bool:
     return False
 
 
+def within(default, least: float, most: float = MAX):
+    """A field of a Section whose number, or each of them, must lie in these bounds; or is None."""
+    return dataclasses.field(default=default, metadata={"bounds": (least, most)})
+
+
+def one_of(default, names: Collection[str]):
+    """A field of a Section that must be one of `names`, or a list of some of them."""
+    return dataclasses.field(default=default, metadata={"names": names})
+
+
+class Section:
+    """A dataclass whose numbers must be finite, and 0 or more where `within` gives no bounds."""
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            values = value if isinstance(value, tuple | list) else (value,)
+            bounds = field.metadata.get("bounds", (0, MAX))
+            names = field.metadata.get("names")
+            if names:
+                choices = ", ".join(name or "``" for name in names)
+                require({*values} <= {*names}, self, field.name, f"choose one of {choices}.")
+            elif "bounds" in field.metadata or any(isinstance(v, int | float) for v in values):
+                require_within(self, *bounds, field.name)
+
+
 def require(ok: bool, config, field: str, fix: str) -> None:
     """Raise KitError naming `config.field`, its value and `fix` unless `ok`."""
     if not ok:
@@ -171,21 +198,13 @@ def require(ok: bool, config, field: str, fix: str) -> None:
 def require_within(config, least: float, most: float, *fields: str) -> None:
     """Raise KitError unless `fields`, or their entries, are None or numbers in these bounds."""
     fix = f"must lie in {least:.15g} to {most:.15g}."
-    _require_numbers(config, lambda number: least <= number <= most, fix, fields)
-
-
-def require_least(config, least: float, *fields: str) -> None:
-    """Raise KitError unless each of `fields` is `least` or more, and finite as a float."""
-    fix = f"must be {least:.15g} or more, and finite."
-    _require_numbers(config, lambda number: least <= number <= sys.float_info.max, fix, fields)
-
-
-def _require_numbers(config, fits: Callable, fix: str, fields: tuple[str, ...]) -> None:
+    if most == MAX:
+        fix = f"must be {least:.15g} or more, and finite."
     for field in fields:
         value = getattr(config, field)
         for number in value if isinstance(value, tuple | list) else (value,):
-            ok = number is None or (isinstance(number, int | float) and fits(number))
-            require(ok, config, field, fix)
+            is_number = isinstance(number, int | float)
+            require(number is None or (is_number and least <= number <= most), config, field, fix)
 
 
 def parse_object(text: str | bytes, name: str) -> dict:

@@ -2,7 +2,7 @@
 
 An extra is a package. In its `__init__`, a dict such as CODECS maps each name that presets and
 files use to a "module:attribute", which is imported when it is chosen. COMMANDS maps the names of
-commands to the fields of a `Command` (kit/__main__.py).
+commands to the fields of a `Command` (kit/recipes/commands.py).
 """
 
 import importlib

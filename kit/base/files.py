@@ -27,6 +27,7 @@ SPECIAL_KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
 SPECIAL_KINDS |= dict.fromkeys((stat.S_IFCHR, stat.S_IFBLK), "a device")
 
 UNFIT = '/\\:*?"<>|'  # in names of folders
+LFS_POINTER = "a Git LFS pointer, not the file: run git lfs pull in its folder"
 TEMPORARY = ".tmp"  # suffix of the files that `atomic_path` makes
 MAX_NAME_BYTES = 100  # file names derived from it stay below the 255 that file systems allow
 
@@ -91,7 +92,7 @@ def file_kind(path: Path) -> str:
 def placeholder_problem(path: Path) -> str:
     """Say what was saved in place of the file at `path`, and the fix; "" where it is another."""
     problems = {
-        "git-lfs": "it is a Git LFS pointer, not the file: run git lfs pull in its folder",
+        "git-lfs": f"it is {LFS_POINTER}",
         "html": "it is a web page, not the file: open its address in a browser, and sign in there",
     }
     return problems.get(file_kind(path), "")

@@ -3,6 +3,7 @@
 import base64
 import difflib
 import html
+import math
 from pathlib import Path
 
 PAGE_STYLE = (
@@ -117,6 +118,15 @@ def figure_text(value) -> str:
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return " ".join(value)
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def replace_non_finite(figures):
+    """Return `figures` with None for every number that is not finite: JSON cannot hold those."""
+    if isinstance(figures, dict):
+        return {key: replace_non_finite(value) for key, value in figures.items()}
+    if isinstance(figures, list | tuple):
+        return [replace_non_finite(value) for value in figures]
+    return None if isinstance(figures, float) and not math.isfinite(figures) else figures
 
 
 SAMPLE_KINDS = (

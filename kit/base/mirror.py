@@ -28,6 +28,7 @@ from pathlib import Path
 from kit.base.errors import DiskError, InUse, KitError
 from kit.base.files import atomic_path, disk_errors, write_atomic
 from kit.base.lock import BEAT_S, STALE_S, SharedLock, held
+from kit.base.run import read_run_file
 
 WAIT_S = 60.0  # for a copy by another process
 SHARED_WAIT_S = STALE_S + 2 * BEAT_S  # for another machine: longer than one that is gone counts
@@ -64,7 +65,7 @@ class Mirror:
             if total_bytes > LARGE_BYTES:
                 self.say(f"Fetching {total_bytes / 1e6:,.0f} MB from {self.kept}.")
             for name in names:
-                fetch_whole(self.kept / name, self.folder / name, there[name])
+                self._fetch_file(name, there[name])
                 memory[name] = [stamp(self.folder / name), there[name]]
         return total_bytes
 
@@ -74,13 +75,26 @@ class Mirror:
         if name not in memory:
             return here is None
         here_before, there_before = memory[name]
-        if is_same(there_before, there):
+        # Some disks store times only to the second.
+        same_time = abs(there_before[1] - there[1]) < CLOCK_NS
+        if there_before[0] == there[0] and same_time:
             return False  # what is missing here was removed here
         return here in (None, here_before)
 
+    def _fetch_file(self, name: str, about: Stamp) -> None:
+        """Copy a kept file here; try again if the network fails."""
+        for tried in range(1, FETCH_TRIES + 1):
+            try:
+                return copy_whole(self.kept / name, self.folder / name, about)
+            except OSError as error:
+                if tried == FETCH_TRIES:
+                    message = f"could not fetch {self.kept / name}: {error.strerror or error}"
+                    raise DiskError(error.errno, message) from error
+                time.sleep(1.0)
+
     def _join(self, memory: Memory) -> None:
         """Give both folders the same id; raise KitError if they hold different runs."""
-        here, there = read_line(self.folder / IDENTITY), read_line(self.kept / IDENTITY)
+        here, there = read_run_file(self.folder / IDENTITY), read_run_file(self.kept / IDENTITY)
         if here and here == there:
             return
         if self.one_run and stamps(self.kept) and (here or stamps(self.folder)):
@@ -102,7 +116,7 @@ class Mirror:
         """
         here = stamps(self.folder, self.apart)
         before = {name: stamp_here for name, (stamp_here, _) in self._memory().items()}
-        is_kept = here == before and read_line(self.kept / IDENTITY)
+        is_kept = here == before and read_run_file(self.kept / IDENTITY)
         if is_kept or not here:  # deleted, or still empty: keep what is kept
             return
         if self.lock is not None:
@@ -153,7 +167,9 @@ class Mirror:
         except InUse:
             return False
         except (OSError, KitError) as error:
-            trouble = reason(error)
+            trouble = getattr(error, "strerror", None) or str(error)
+            if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+                trouble += " Also empty its bin."
         if trouble and not self.trouble:
             self.say(
                 f"Since {time.strftime('%H:%M')} nothing new is kept in {self.kept}: "
@@ -205,15 +221,10 @@ def kind(name: str) -> tuple[Path, str]:
     return Path(name).parent, Path(name).suffix
 
 
-def is_same(before: Stamp | None, now: Stamp) -> bool:
-    """Return whether a kept file is unchanged; some disks store times only to the second."""
-    return before is not None and before[0] == now[0] and abs(before[1] - now[1]) < CLOCK_NS
-
-
 def _raise_unless_missing(error: OSError) -> None:
     """Raise the error of a folder that cannot be read: it does not count as empty."""
     if not isinstance(error, FileNotFoundError):
-        message = f"{error.filename} cannot be read: {reason(error)} Is its disk still mounted?"
+        message = f"{error.filename} cannot be read: {error.strerror}. Is its disk still mounted?"
         raise DiskError(error.errno, message) from error
 
 
@@ -232,34 +243,3 @@ def copy_whole(source: Path, target: Path, about: Stamp) -> None:
         shutil.copyfile(source, part)
     with contextlib.suppress(OSError):  # a share that sets its own times
         os.utime(target, ns=(about[1], about[1]))
-
-
-def fetch_whole(source: Path, target: Path, about: Stamp) -> None:
-    """`copy_whole`, retried if the network fails."""
-    for tried in range(1, FETCH_TRIES + 1):
-        try:
-            return copy_whole(source, target, about)
-        except OSError as error:
-            if tried == FETCH_TRIES:
-                message = f"could not fetch {source}: {reason(error)}"
-                raise DiskError(error.errno, message) from error
-            time.sleep(1.0)
-
-
-def reason(error: OSError | KitError) -> str:
-    """Return why a copy failed, and a fix."""
-    cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
-    if isinstance(cause, KitError):
-        return str(cause)
-    message = f"{cause.strerror or cause}."
-    if cause.errno in (errno.ENOSPC, errno.EDQUOT):
-        message += " Make room there, and empty its bin."
-    return message
-
-
-def read_line(path: Path) -> str:
-    """Return the one line of a small file; "" if it is missing."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except FileNotFoundError:
-        return ""

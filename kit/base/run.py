@@ -7,7 +7,6 @@ import dataclasses
 import difflib
 import itertools
 import json
-import math
 import os
 import shlex
 import subprocess
@@ -22,7 +21,7 @@ from kit.base import config
 from kit.base.config import load_preset, merge
 from kit.base.errors import KitError
 from kit.base.files import make_folder, require_folder_name, write_atomic
-from kit.base.formatting import nearest, report_page, shorten
+from kit.base.formatting import nearest, replace_non_finite, report_page, shorten
 from kit.base.hardware import choose_preset, detect, versions
 from kit.base.lock import held
 
@@ -251,18 +250,9 @@ def read_run_file(path: Path) -> str:
         return path.read_text(encoding="utf-8").strip() if path.is_file() else ""
     except (UnicodeDecodeError, OSError) as error:
         raise KitError(
-            f"{path} is damaged ({shorten(error)}): it must hold one line of text, the {path.name} "
-            "that this run was started with. Write that there, or delete the file."
+            f"{path} is damaged ({shorten(error)}): it must hold one line of text, the run's "
+            f"{path.name}. Write that there, or delete the file."
         ) from error
-
-
-def replace_non_finite(figures):
-    """Return `figures` with None for every number that is not finite: JSON cannot hold those."""
-    if isinstance(figures, dict):
-        return {key: replace_non_finite(value) for key, value in figures.items()}
-    if isinstance(figures, list | tuple):
-        return [replace_non_finite(value) for value in figures]
-    return None if isinstance(figures, float) and not math.isfinite(figures) else figures
 
 
 def git_state() -> str:

@@ -51,16 +51,6 @@ def save_module(
     write_atomic(path, file_bytes(weights, header))
 
 
-def save_layers(path: Path, module: nn.Module, prefixes: tuple[str, ...], sizes: dict) -> None:
-    """Write the weights of `module` whose names begin so to `path`, in fp16, for `take_layers`.
-
-    `sizes` are the settings that a module which takes them must have, too.
-    """
-    state = module.state_dict().items()
-    layers = {name: w.half().contiguous() for name, w in state if name.startswith(prefixes)}
-    write_atomic(path, file_bytes(layers, sizes))
-
-
 def take_layers(module: nn.Module, path: Path, config) -> None:
     """Replace weights of `module` by those of a trained one at `path`; its other ones stay.
 

@@ -16,26 +16,9 @@ import torch
 from torch import Tensor
 
 from kit.base.errors import DamagedFileError
-from kit.base.files import file_kind
+from kit.base.files import LFS_POINTER, file_kind
 from kit.base.formatting import shorten
 
-# What a damaged or forged file makes torch's reader raise.
-_DAMAGE = (
-    pickle.UnpicklingError,
-    zipfile.BadZipFile,
-    struct.error,
-    EOFError,
-    OSError,
-    RuntimeError,  # RecursionError is one
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    AssertionError,
-    ArithmeticError,
-    MemoryError,
-    NotImplementedError,
-)
 PLAIN = (
     *(torch.float32, torch.float16, torch.bfloat16, torch.float64),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
@@ -44,7 +27,7 @@ PLAIN = (
 _KINDS = {
     "empty": "it is empty",
     "zip": "it begins like one, but is cut short",
-    "git-lfs": "it is the pointer that Git LFS leaves in place of the file itself",
+    "git-lfs": f"it is {LFS_POINTER}",
     "html": "it is a web page",
     "safetensors": "it looks like safetensors",
     "json": "it looks like JSON",
@@ -87,7 +70,7 @@ def read_torch_file(path: Path, classes: Iterable[str] = ()) -> object:
             "code on this machine. Get the file from where it was first published, or one in "
             "safetensors."
         ) from why
-    except _DAMAGE as why:
+    except Exception as why:  # whatever a damaged or forged file makes torch's reader raise
         raise DamagedFileError(
             f"{path} is damaged ({shorten(str(why).splitlines()[0] if str(why) else why)}): copy "
             "or download it again."

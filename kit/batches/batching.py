@@ -17,7 +17,6 @@ from kit.settings import DataConfig
 
 EXTRA_TOKENS = 6  # of a row beside text ids and codes: START, STOP, START and three times STOP
 GROUP_ROWS = 2**17  # utterances; changing it changes the order of every larger corpus
-FEISTEL_ROUNDS = 8
 LENGTH_MULTIPLE = 8  # of fixed lengths, in tokens
 MAX_PADDING = 0.04  # share of tokens that fixed lengths may add
 
@@ -128,48 +127,12 @@ def group_count(rows: int) -> int:
     return max(1, -(-rows // GROUP_ROWS))
 
 
-def group_bounds(count: int, group: int, groups: int) -> tuple[int, int]:
-    """Return start and end of part `group` when `count` items are split into `groups` parts."""
-    return group * count // groups, (group + 1) * count // groups
-
-
 def drawn(count: int, group: int, groups: int, key: str) -> np.ndarray:
     """Return the numbers of 0..count-1 that are in `group`, at random by `key`."""
-    first, end = group_bounds(count, group, groups)
-    return permuted(np.arange(first, end, dtype=np.uint64), count, key)
-
-
-def permuted(numbers: np.ndarray, count: int, key: str) -> np.ndarray:
-    """Apply to `numbers` a random permutation of 0..count-1, seeded by `key`.
-
-    A Feistel network permutes 0..4^n-1 (Luby and Rackoff 1988, doi:10.1137/0217022). Results from
-    `count` up are permuted again until they are below (Black and Rogaway 2002,
-    doi:10.1007/3-540-45760-7_9). Not for cryptography.
-    """
-    half_bits = max(1, -(-(count - 1).bit_length() // 2))
-    digest = hashlib.sha256(key.encode()).digest() + hashlib.sha256(b"2" + key.encode()).digest()
-    round_keys = np.frombuffer(digest, dtype="<u8", count=FEISTEL_ROUNDS).astype(np.uint64)
-    results = feistel(numbers.astype(np.uint64), half_bits, round_keys)
-    beyond = np.flatnonzero(results >= count)
-    while len(beyond):
-        results[beyond] = feistel(results[beyond], half_bits, round_keys)
-        beyond = beyond[results[beyond] >= count]
-    return results.astype(np.int64)
-
-
-def feistel(numbers: np.ndarray, half_bits: int, round_keys: np.ndarray) -> np.ndarray:
-    """Permute numbers of 2 x `half_bits` bits."""
-    bits = np.uint64(half_bits)
-    mask = np.uint64(2**half_bits - 1)
-    left = numbers >> bits
-    right = numbers & mask
-    for key in round_keys:
-        hashed = right + key  # by SplitMix64's last steps (Steele et al. 2014)
-        hashed = (hashed ^ (hashed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        hashed = (hashed ^ (hashed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        hashed ^= hashed >> np.uint64(31)
-        left, right = right, left ^ (hashed & mask)
-    return (left << bits) | right
+    seed = np.frombuffer(hashlib.sha256(key.encode()).digest(), dtype="<u4")
+    # NumPy keeps the order of RandomState for ever, that of its newer generators not.
+    order = np.random.RandomState(seed).permutation(count)
+    return order[group * count // groups : (group + 1) * count // groups]
 
 
 def padding_lengths(histogram: np.ndarray) -> tuple[int, ...]:

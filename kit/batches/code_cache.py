@@ -1,14 +1,11 @@
 """The code cache: codes, reference features and text ids of a corpus, read from disk.
 
 Shards hold the codes and reference features of clips, an index file the text ids and places of a
-manifest's rows (encoding.py writes both), and statistics of all rows. They are mapped, and a row is
-verified when it is read, so a corpus may be larger than memory.
-
-Shapes: N rows, S splits, P speakers.
+manifest's rows (encoding.py writes both). They are mapped, and a row is verified when it is read,
+so a corpus may be larger than memory.
 """
 
 import contextlib
-import functools
 import json
 import math
 import mmap
@@ -27,9 +24,7 @@ from kit.base.errors import DamagedFileError, KitError
 from kit.base.tensor_file import arrays_digest, read, read_arrays
 from kit.batches.batching import EXTRA_TOKENS, padding_lengths
 
-LENGTHS = ("texts", "codes", "tokens")  # text ids, codes, and both together
 SAMPLE_ROWS = 2**17  # of a larger split, some figures are computed from so many
-OPEN_SHARDS = 128  # files mapped at a time
 CHECKED_AT_START_BYTES = 2**28  # shards up to this total size are verified when opened
 DTYPES = {"F16": "f2", "I32": "i4", "I64": "i8", "U8": "u1", "U16": "u2", "U32": "u4", "U64": "u8"}
 
@@ -76,19 +71,18 @@ def split_by(tensor: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
 class MappedFile:
     """The tensors of a safetensors file, `file[name]`, mapped: readable after it is removed.
 
-    With `verify` all of it is compared with its checksum. Pickled as its path. Raises
-    DamagedFileError for a file that is missing, damaged or of another kind.
+    With `verify` all of it is compared with its checksum. Raises DamagedFileError for a file that
+    is missing, damaged or of another kind.
     """
 
     def __init__(self, path: Path, verify: bool = False):
         self.path = Path(path)
-        self.verify = verify
         with explain_damage(self.path):
             metadata = read(self.path, tensors=False)[1]  # compares header and file size
             with open(self.path, "rb") as file:
-                self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            begins = 8 + int.from_bytes(self.map[:8], "little")
-            header = json.loads(self.map[8:begins])
+                content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            begins = 8 + int.from_bytes(content[:8], "little")
+            header = json.loads(content[8:begins])
             header.pop("__metadata__", None)
             self.arrays = {}
             for name, entry in header.items():
@@ -96,62 +90,46 @@ class MappedFile:
                     raise KitError(f"numbers of type {entry['dtype']}")
                 dtype = DTYPES[entry["dtype"]]
                 start = begins + entry["data_offsets"][0]
-                self.arrays[name] = np.ndarray(entry["shape"], dtype, self.map, start)
+                self.arrays[name] = np.ndarray(entry["shape"], dtype, content, start)
             if verify and metadata.get("sha256") != arrays_digest(self.arrays):
                 raise KitError("its checksum does not match")
-        self.release()
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self.arrays:
             raise damaged(self.path, f"it has no column `{name}`")
         return self.arrays[name]
 
-    def __reduce__(self):
-        return MappedFile, (self.path, self.verify)
-
-    def release(self) -> None:
-        """Give the pages read so far back to the system, which may keep them cached."""
-        self.map.madvise(mmap.MADV_DONTNEED)
-
-
-def open_shard(path: Path, verify: bool) -> tuple[MappedFile, list[int]]:
-    """Map a shard; return it, and where the codes of each row begin and the last ones end."""
-    file = MappedFile(path, verify)
-    return file, np.concatenate([[0], file["code_counts"].cumsum()]).tolist()
-
 
 class Shards:
-    """The shards of an index, by number; the most recently used stay open.
+    """The shards of an index, by number.
 
     Raises DamagedFileError when one is missing, or damaged if they are small enough to verify at
     once. Of larger ones each row is verified when it is read.
     """
 
-    def __init__(self, paths: list[Path], verify: bool = True):
-        self.paths = paths
+    def __init__(self, paths: list[Path], verify: bool):
         size_bytes = 0
         for path in paths:
             with explain_damage(path):
                 size_bytes += path.stat().st_size
         verify = verify and size_bytes <= CHECKED_AT_START_BYTES
-        self.opened = functools.lru_cache(OPEN_SHARDS)(partial(open_shard, verify=verify))
-        if verify or len(paths) <= OPEN_SHARDS:
-            for path in paths:
-                self.opened(path)
+        self.files = [MappedFile(path, verify) for path in paths]
+        counts = [file["code_counts"] for file in self.files]
+        self.starts = [np.concatenate([[0], own.cumsum()]) for own in counts]  # of a row's codes
 
     def row(self, columns: MappedFile, what: str, i: int) -> np.ndarray:
         """Return "codes" (N,) or "references" (mels, frames) of row i of the index `columns`."""
-        file, starts = self.opened(self.paths[columns["shards"][i]])
+        shard = columns["shards"][i]
         place = int(columns["places"][i])
-        row = file[what][slice(*starts[place : place + 2]) if what == "codes" else place].copy()
-        file.release()  # the system may map megabytes around a row
+        file = self.files[shard]
+        part = place
+        if what == "codes":
+            part = slice(*self.starts[shard][place : place + 2])
+        row = file[what][part].copy()
         check = {"codes": "code_checks", "references": "reference_checks"}[what]
         if zlib.crc32(row.tobytes()) != columns[check][i]:
             raise damaged(file.path, "a row does not match its checksum")
         return row
-
-    def __reduce__(self):  # a mapping cannot be pickled for a worker
-        return Shards, (self.paths, False)
 
 
 def touch(paths: set[Path]) -> None:
@@ -178,19 +156,23 @@ class CodeCache:
     """The cached corpus: `rows[i]`, `texts[i]`, `codes[i]` and `references[i]`, read from disk.
 
     Codes are (N,), references log-mels (mels, frames) in half floats. Raises DamagedFileError for a
-    missing or damaged file; of large shards, when a row is read.
+    missing or damaged file; of large shards, when a row is read. Pickled as the path of its index.
     """
 
-    def __init__(self, index: Path):
+    def __init__(self, index: Path, verify: bool = True):
         index = Path(index)
-        columns = MappedFile(index, verify=True)
-        shards = Shards([index.parent / name for name in from_bytes(columns["shard_names"])])
-        touch({index, *shards.paths})
+        columns = MappedFile(index, verify)
+        paths = [index.parent / name for name in from_bytes(columns["shard_names"])]
+        shards = Shards(paths, verify)
+        touch({index, *paths})
         codes, references = (partial(shards.row, columns, what) for what in ("codes", "references"))
         self.take(columns, codes, references)
 
+    def __reduce__(self):  # a mapping cannot be pickled for a worker
+        return CodeCache, (self.columns.path, False)
+
     def take(self, columns: MappedFile, codes: Callable, references: Callable) -> None:
-        """Read rows, texts and statistics from an index; `codes(i)` are those of row i."""
+        """Read rows and texts from an index; `codes(i)` are those of row i."""
         self.columns = columns
         self.split_names: list[str] = from_bytes(columns["split_names"])
         self.speaker_names: list[str] = from_bytes(columns["speaker_names"])
@@ -200,6 +182,14 @@ class CodeCache:
         self.texts = Items(count, self._text)
         self.codes = Items(count, codes)
         self.references = Items(count, references)
+        # The rows of each split, and those of each speaker in it, all in order.
+        splits = columns["splits"].astype(np.int64)
+        numbers = enumerate(self.split_names)
+        self.members = {name: np.flatnonzero(splits == number) for number, name in numbers}
+        voice = splits * len(self.speaker_names) + columns["speakers"]
+        order = np.argsort(voice, kind="stable")
+        voices, starts = np.unique(voice[order], return_index=True)
+        self.voices = dict(zip(voices.tolist(), np.split(order, starts[1:])))
 
     def _row(self, i: int) -> dict[str, str]:
         start, end = self.columns["id_offsets"][i : i + 2].tolist()
@@ -213,32 +203,29 @@ class CodeCache:
         start, end = self.columns["text_offsets"][i : i + 2].tolist()
         return self.columns["texts"][start:end].astype(np.int32)
 
-    def rows_in_split(self, split: str) -> np.ndarray:
-        """Return the rows of `split`, in order, without reading them."""
-        first = last = 0
-        if split in self.split_names:
-            number = self.split_names.index(split)
-            first, last = self.columns["member_starts"][number : number + 2].tolist()
-        return self.columns["members"][first:last]
+    def rows_in_split(self, split: str | None) -> np.ndarray:
+        """Return the rows of `split` (None: all), in order, without reading them."""
+        if split is None:
+            return np.arange(len(self.rows))
+        return self.members.get(split, np.arange(0))
 
     def sample_of_split(self, split: str, most: int = SAMPLE_ROWS) -> np.ndarray:
         """Return the rows of `split`, at even distances if there are more than `most`."""
         members = self.rows_in_split(split)
         count = min(len(members), most)
-        return members[np.arange(count) * len(members) // max(count, 1)].astype(np.int64)
+        return members[np.arange(count) * len(members) // max(count, 1)]
 
     def of_speaker(self, speaker: int, split: str) -> np.ndarray:
         """Return the rows of speaker number `speaker` in `split`, in order."""
-        first = self.split_names.index(split) * len(self.speaker_names) + speaker
-        start, end = self.columns["voice_starts"][first : first + 2].tolist()
-        return self.columns["voices"][start:end]
+        voice = self.split_names.index(split) * len(self.speaker_names) + speaker
+        return self.voices.get(voice, np.arange(0))
 
     def speakers(self, rows: Sequence[int]) -> np.ndarray:
         """Return the speaker number of each of `rows`."""
         return self._numbers(rows, "speakers")
 
     def lengths(self, rows: Sequence[int], what: str = "tokens") -> np.ndarray:
-        """Return the length of each of `rows` in text ids, codes or tokens (one of LENGTHS)."""
+        """Return the length of each of `rows` in "texts" (text ids), "codes" or both, "tokens"."""
         if what == "texts":
             return self._numbers(rows, "tokens") - self._numbers(rows, "codes")
         return self._numbers(rows, what)
@@ -247,26 +234,29 @@ class CodeCache:
         return self.columns[what][np.asarray(rows, dtype=np.int64)].astype(np.int64)
 
     def histogram(self, what: str, split: str | None = None) -> np.ndarray:
-        """Return how many rows of `split` (None: all) have 0, 1, 2... of `what`, one of LENGTHS."""
-        chosen = [split is None or name == split for name in self.split_names]
-        return self.columns[f"{what}_histogram"][chosen].sum(axis=0)
+        """Return how many rows of `split` (None: all) have 0, 1, 2... of `what`, see `lengths`."""
+        return np.bincount(self.lengths(self.rows_in_split(split), what))
 
     def total(self, what: str, split: str | None = None) -> int:
         """Return the sum of `what` over the rows of `split` (None: all)."""
-        rows = self.histogram(what, split)
-        return int(rows @ np.arange(len(rows)))
+        return int(self.lengths(self.rows_in_split(split), what).sum())
 
     def longest(self, what: str) -> int:
         """Return the largest `what` of a row."""
-        return int(np.flatnonzero(self.histogram(what))[-1])
+        return int(self.lengths(self.rows_in_split(None), what).max())
 
 
 def reference_rows(cache: CodeCache, split: str = "train") -> dict[str, int]:
-    """Return each speaker's row of medium length in `split`: their reference."""
-    if split not in cache.split_names:
-        return {}
-    rows = cache.columns["references"][cache.split_names.index(split)].tolist()
-    return {name: row for name, row in zip(cache.speaker_names, rows) if row >= 0}
+    """Return each speaker's row of medium length in `split`: their reference.
+
+    It is the speaker's shortest row from the split's median length on, or else their shortest.
+    """
+    members = cache.rows_in_split(split)
+    order = members[np.argsort(cache.lengths(members), kind="stable")]
+    order = np.roll(order, -(len(order) // 2))
+    speakers, first = np.unique(cache.speakers(order), return_index=True)
+    rows = order[first].tolist()
+    return {cache.speaker_names[speaker]: row for speaker, row in zip(speakers, rows)}
 
 
 def speaker_references(cache: CodeCache, split: str = "train") -> dict[str, Tensor]:

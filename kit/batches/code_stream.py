@@ -88,7 +88,7 @@ class CodeStream(IterableDataset):
         self.load_state_dict(position or {})
 
     @property
-    def members(self) -> Sequence[int]:
+    def members(self) -> np.ndarray:
         """The utterances of the split, in the order of the manifest."""
         return self.cache.rows_in_split(self.split)
 
@@ -171,32 +171,19 @@ class CodeStream(IterableDataset):
 
     def plan(self, epoch: int, group: int = 0) -> list[list[int]]:
         """The batches of a group of `epoch` as lists of utterances."""
-        rows = self.members[:]
+        rows = self.members
         if self.groups > 1:
             key = f"{self.config.seed} {epoch} groups"
-            rows = self.members[batching.drawn(len(rows), group, self.groups, key)]
-        rows = rows.astype(np.int64).tolist()
+            rows = rows[batching.drawn(len(rows), group, self.groups, key)]
+        rows = rows.tolist()
         by_row = self.lengths_in(rows, self.cuts(rows, epoch))
         lengths = [by_row[i] for i in rows]
         batches = batching.plan_batches(lengths, self.config, epoch, group, self.groups)
         return [[rows[i] for i in batch] for batch in batches]
 
-    @property
+    @functools.cached_property
     def batches_an_epoch(self) -> int:
-        """How many batches an epoch has; of several groups with a token budget, about how many."""
-        if self.groups == 1:
-            return len(self.plan(0))
-        if self.config.effective_tokens:
-            return len(self.plan(0)) * self.groups
-        size = self.config.effective_batch
-        window = self.config.sort_window
-        batches = 0
-        for group in range(self.groups):
-            first, end = batching.group_bounds(len(self.members), group, self.groups)
-            rows = end - first
-            windows, left = divmod(rows, window)
-            batches += windows * math.ceil(window / size) + math.ceil(left / size)
-        return batches
+        return sum(len(self.plan(0, group)) for group in range(self.groups))
 
     def representative_batches(self, count: int, steps: int) -> list:
         """`count` batches to time a training of `steps` steps with, evenly of all their sizes."""
@@ -228,7 +215,6 @@ class CodeStream(IterableDataset):
         first_group = self.position["epoch"] * self.groups + self.position["group"]
         for epoch, group in (divmod(n, self.groups) for n in itertools.count(first_group)):
             batches = self.plan(epoch, group)
-            self.release()
             for number in range(first, len(batches)):
                 if count % roles == role:
                     ended = number + 1 == len(batches)  # the next batch is of the next group
@@ -239,15 +225,9 @@ class CodeStream(IterableDataset):
                     key = self._key(epoch, group, number)
                     batch = self.batch(batches[number], key, dict(position), epoch)
                     self._next = position
-                    self.release()
                     yield batch
                 count += 1
             first = 0
-
-    def release(self) -> None:
-        """Give pages of the caches that were read back to the system."""
-        for cache in self.caches:
-            cache.columns.release()
 
     def _key(self, epoch: int, group: int, number: int) -> str:
         """Return the seed of the references of batch `number` of a group."""
@@ -294,7 +274,7 @@ class CodeStream(IterableDataset):
         return texts, codes, cond, batching.padded(longest, self.config)
 
 
-def corpus_mark(cache: CodeCache, members: Sequence[int], split: str, groups: int) -> str:
+def corpus_mark(cache: CodeCache, members: np.ndarray, split: str, groups: int) -> str:
     """8 hex digits that change with the utterances: their ids, lengths and order."""
     if groups > 1:  # the index's own mark instead of all members
         marks = f"{split} {cache.corpus}".encode()
@@ -313,13 +293,13 @@ def order_mark(config: DataConfig, groups: int, parts: Sequence[str] = ()) -> st
     order = [tokens or config.effective_batch, bool(tokens)]
     order += [config.sort_window, config.short_first, config.seed]
     if groups > 1:  # without them, positions from before groups existed stay valid
-        order.append(f"groups of {batching.GROUP_ROWS}")
+        order.append(f"groups of {batching.GROUP_ROWS} of a permutation")
     return digest(*order, *parts)[:8]
 
 
 def validation_batches(stream: CodeStream) -> list:
     """Every utterance of `stream` once, sorted by length, each with a fixed reference."""
-    rows = stream.members[:].astype(np.int64)
+    rows = stream.members
     order = rows[np.argsort(stream.cache.lengths(rows), kind="stable")].tolist()
     return [
         stream.batch(part, f"{stream.config.seed} 0 {number}", stream.position)
@@ -327,12 +307,17 @@ def validation_batches(stream: CodeStream) -> list:
     ]
 
 
-def prefetched(stream: CodeStream, workers: int) -> Iterable:
+def prefetched(stream: CodeStream, config: DataConfig) -> Iterable:
     """Return `stream`, its batches prefetched by `workers` processes: the same, in their order."""
-    if not workers:
+    if not config.workers:
         return stream
-    start = "spawn"  # not forked: threads and a CUDA context do not survive it
-    return DataLoader(stream, batch_size=None, num_workers=workers, multiprocessing_context=start)
+    return DataLoader(
+        stream,
+        batch_size=None,
+        num_workers=config.workers,
+        prefetch_factor=config.prefetch_factor,
+        multiprocessing_context="spawn",  # not forked: threads and a CUDA context do not survive it
+    )
 
 
 def loader_workers(hw: Hardware, batch_s: float, step_s: float) -> int:

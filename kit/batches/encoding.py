@@ -4,14 +4,11 @@ The name of a file is a digest of its clips' bytes and of the codec. So new rows
 own encoding, a changed text costs none, and runs share the folder without a lock: at worst two of
 them make the same file, with the same content. The folder stays below `max_cache_gib`.
 Codes made on a GPU may differ from the CPU's by rounding, and are not encoded again elsewhere.
-
-Shapes: S splits, P speakers.
 """
 
 import contextlib
 import hashlib
 import math
-import time
 from collections.abc import Callable, Container, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -259,7 +256,7 @@ def index_columns(
         "speakers": speaker_numbers,
         "splits": split_numbers,
     }
-    return add_counts(columns, [path.name for path in shard_paths], speaker_names, split_names)
+    return add_names(columns, [path.name for path in shard_paths], speaker_names, split_names)
 
 
 def numbered(values: Iterable) -> tuple[list, np.ndarray]:
@@ -270,51 +267,18 @@ def numbered(values: Iterable) -> tuple[list, np.ndarray]:
     return names, narrow(np.array([numbers[value] for value in values]))
 
 
-def add_counts(
+def add_names(
     columns: dict[str, np.ndarray], shards: list[str], speakers: list[str], splits: list[str]
 ) -> dict[str, np.ndarray]:
-    """Return `columns` (one number a row) with the names and the statistics of all rows."""
+    """Return `columns` (one number a row) with the names, the tokens of each row, and a digest."""
     names = {"shard_names": shards, "speaker_names": speakers, "split_names": splits}
     result = columns | {name: as_bytes(values) for name, values in names.items()}
-    text_counts = np.diff(columns["text_offsets"].astype(np.int64))
-    tokens = text_counts + columns["codes"]
-    result["tokens"] = narrow(tokens)
-    in_split = [columns["splits"] == number for number in range(len(splits))]
-    for name, counts in zip(code_cache.LENGTHS, (text_counts, columns["codes"], tokens)):
-        size = int(counts.max(initial=0)) + 1
-        rows = [np.bincount(counts[members], minlength=size) for members in in_split]
-        result[f"{name}_histogram"] = np.array(rows, dtype=np.int64)  # (S, largest count + 1)
-    # The rows of each split in order, and those of each speaker in it.
-    of_both = columns["splits"].astype(np.int64) * len(speakers) + columns["speakers"]
-    sizes = np.bincount(of_both, minlength=len(splits) * len(speakers))
-    starts = np.concatenate([[0], sizes.cumsum()])
-    result["members"] = narrow(np.argsort(columns["splits"], kind="stable"))
-    result["member_starts"] = starts[:: len(speakers)].copy()  # (S + 1,)
-    result["voices"] = narrow(np.lexsort((columns["speakers"], columns["splits"])))
-    result["voice_starts"] = narrow(starts)  # (S P + 1,)
-    result["references"] = middle_rows(columns, tokens, len(splits), len(speakers))
+    result["tokens"] = narrow(np.diff(columns["text_offsets"].astype(np.int64)) + columns["codes"])
     sha = hashlib.sha256()  # changes with any id, split or length, and with their order
     for name in ("ids", "id_offsets", "splits", "split_names", "tokens"):
         sha.update(result[name].tobytes())
     result["corpus"] = as_bytes(sha.hexdigest()[:8])
     return result
-
-
-def middle_rows(
-    columns: dict[str, np.ndarray], tokens: np.ndarray, split_count: int, speaker_count: int
-) -> np.ndarray:
-    """Return each speaker's row of medium length in each split (S, P), -1 for none.
-
-    It is the speaker's shortest row from the split's median length on, or else their shortest.
-    """
-    rows = np.full((split_count, speaker_count), -1, dtype=np.int64)
-    for split in range(split_count):
-        members = np.flatnonzero(columns["splits"] == split)
-        order = members[np.argsort(tokens[members], kind="stable")]
-        order = np.roll(order, -(len(order) // 2))
-        speakers, first = np.unique(columns["speakers"][order], return_index=True)
-        rows[split, speakers] = order[first]
-    return rows
 
 
 def narrow(values: np.ndarray) -> np.ndarray:
@@ -335,30 +299,23 @@ def save_columns(columns: dict[str, np.ndarray], path: Path) -> None:
         save_tensors(arrays, temporary, {"sha256": arrays_digest(arrays)})
 
 
-def ages(folder: Path, pattern: str) -> dict[Path, tuple[float, int]]:
-    """Return {file: (seconds since it was used, bytes)}."""
-    files = {}
-    for path in folder.glob(pattern):
-        with contextlib.suppress(FileNotFoundError):  # another process made room
-            stat = path.stat()
-            files[path] = (time.time() - stat.st_mtime, stat.st_size)
-    return files
-
-
 def make_room(folder: Path, cap_gib: float, needed_bytes: int, used: set[Path]) -> None:
     """Remove the least recently used files, none of `used`, until `needed_bytes` more fit the cap.
 
     Only files of the cache count. Raises DamagedFileError when those in use alone exceed the cap.
     """
-    files = ages(folder, "codes-*.safetensors") | ages(folder, "index-*.safetensors")
+    files = {}
+    for path in [*folder.glob("codes-*.safetensors"), *folder.glob("index-*.safetensors")]:
+        with contextlib.suppress(FileNotFoundError):  # another process made room
+            files[path] = path.stat()
     cap_bytes = cap_gib * 2**30
-    total_bytes = needed_bytes + sum(size for _, size in files.values())
-    for path in sorted(files, key=lambda p: files[p][0], reverse=True):
+    total_bytes = needed_bytes + sum(stat.st_size for stat in files.values())
+    for path, stat in sorted(files.items(), key=lambda item: item[1].st_mtime):
         if total_bytes <= cap_bytes:
             return
         if path not in used:
             path.unlink(missing_ok=True)
-            total_bytes -= files[path][1]
+            total_bytes -= stat.st_size
     if total_bytes > cap_bytes:
         raise DamagedFileError(
             f"The code cache in {folder} needs {format_gib(total_bytes)} and more for this "

@@ -20,7 +20,13 @@ from kit.base.errors import DatasetError
 from kit.dataset.alignment import Alignment
 from kit.dataset.clip_stats import MEASURES, measure_clips
 from kit.dataset.data_report import DataReport, Finding, refuse, write_data_report
-from kit.dataset.layouts import hold_out, read_dataset, require_training_rows
+from kit.dataset.layouts import (
+    EVALUATION,
+    hold_out,
+    read_dataset,
+    require_training_rows,
+    with_evaluation,
+)
 from kit.dataset.manifest import Utterance
 from kit.settings import AlignConfig, ManifestConfig
 from kit.text.normalize import letters, unicode_script
@@ -35,8 +41,11 @@ def check_dataset(
     config: ManifestConfig,
     into: Path,
     progress: Callable = lambda *_: None,
+    evaluation: Path | None = None,
 ) -> DataReport:
     """Check a folder or table; write manifest.jsonl, ledger.jsonl and warnings.jsonl under `into`.
+
+    All rows of `evaluation`, another one, are held out.
 
     Clips measured before, and unchanged since, are not read again (`measures.jsonl`), so an
     interrupted check is resumed. `progress(done, total)` counts clips. Raises DatasetError when
@@ -45,10 +54,19 @@ def check_dataset(
     into = Path(into)
     dataset = read_dataset(source, config)
     require_training_rows(dataset.rows)
+    if evaluation:
+        own_root = dataclasses.replace(config, audio_root="")  # that of the other dataset
+        dataset = with_evaluation(dataset, read_dataset(evaluation, own_root))
     paths = [row.audio for row in dataset.rows]
     measures = measure_clips(paths, into / MEASURES, config.max_clip_s, progress=progress)
     kept, refused, warned = judge_rows(dataset.rows, measures, config)
     trained = sum(row.split == "train" for row in dataset.rows)
+    if evaluation and not any(row.id.startswith(EVALUATION) for row in kept):
+        reasons = [each for each in dataset.refused + refused if each.id.startswith(EVALUATION)]
+        raise DatasetError(
+            f"No recording of the evaluation data {evaluation} can be used. The first: "
+            f"{reasons[0].id}: {reasons[0].reason}; {reasons[0].cure}."
+        )
     kept = hold_out(kept, config, trained)  # the held-out rows may be among the rejected ones
     report = DataReport(
         layout=dataset.layout,

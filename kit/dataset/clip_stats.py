@@ -9,7 +9,7 @@ import os
 import signal
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
@@ -50,34 +50,26 @@ def measure_clips(
     if part:
         results |= read_measures(part, set(order), decode_s)
     todo = [path for path in order if path not in results]
-    total = len(order)
-    before = len(results)
-    if before:
-        progress(before, total)
+    if results:
+        progress(len(results), len(order))
     if todo:
         if processes is None:
             processes = _cores() if len(todo) >= PROCESSES_FROM_CLIPS else 0
-        results |= _measure(
-            todo,
-            part or cache,
-            decode_s,
-            processes,
-            progress=lambda done: progress(before + done, total),
-        )
+        lines = (measure_line(path, decode_s) for path in todo)
+        if processes:
+            lines = _by_processes(todo, min(processes, len(todo)), decode_s)
+        with contextlib.closing(_append(lines, part or cache)) as chunks:
+            for rows in chunks:
+                results |= {row["path"]: _value(row) for row in rows}
+                progress(len(results), len(order))
         if part is None:
             _merge_parts(cache, order)
     return {path: results[full_path] for path, full_path in absolute.items()}
 
 
-def _measure(
-    paths: list[str], cache: Path, decode_s: float, processes: int, progress: Callable
-) -> dict[str, ClipMeasure | str]:
-    """Measure `paths`, and append a line for each to `cache`."""
+def _append(lines: Iterator[str], cache: Path) -> Iterator[list[dict]]:
+    """Append `lines` to `cache`, a chunk at a time; yield what each chunk holds."""
     make_folder(cache.parent)
-    lines = (measure_line(path, decode_s) for path in paths)
-    if processes:
-        lines = _by_processes(paths, min(processes, len(paths)), decode_s)
-    results = {}
     # disk_errors is outermost: closing the file writes again what a full disk did not take.
     with disk_errors(cache), append_lines(cache) as file, contextlib.closing(lines):
         while chunk := list(itertools.islice(lines, CHUNK)):
@@ -94,9 +86,7 @@ def _measure(
                     "The clips measured before are kept. Connect it again and run again: the check "
                     "resumes there."
                 )
-            results.update({row["path"]: _value(row) for row in rows})
-            progress(len(results))
-    return results
+            yield rows
 
 
 def _cores() -> int:
@@ -122,14 +112,12 @@ def _parts(cache: Path) -> list[Path]:
 def _merge_parts(cache: Path, order: list[str]) -> None:
     """Merge the parts into `cache`, a line a recording, in this `order`, then other recordings."""
     parts = _parts(cache)
-    lines = {}
+    rows = {}
     for file in (cache, *parts):
-        for line, row in _lines(file):
-            if row:
-                lines[row["path"]] = line.rstrip(b"\n") + b"\n"  # the last one wins
+        rows |= _rows_of(file)
     # So the file does not depend on which process measured what, nor on interruptions.
-    paths = dict.fromkeys([*order, *lines])
-    content = b"".join(lines[path] for path in paths if path in lines)
+    paths = dict.fromkeys([*order, *rows])
+    content = "".join(f"{json.dumps(rows[path])}\n" for path in paths if path in rows).encode()
     if not cache.is_file() or cache.read_bytes() != content:
         write_atomic(cache, content)
     for part in parts:
@@ -137,38 +125,37 @@ def _merge_parts(cache: Path, order: list[str]) -> None:
 
 
 def read_measures(cache: Path, paths: set[str], decode_s: float) -> dict[str, ClipMeasure | str]:
-    """Return the cached results of `paths` that have not changed since; warn of damaged lines."""
+    """Return the cached results of `paths` that have not changed since."""
     results = {}
-    damaged = 0
-    for _, row in _lines(cache):
-        if row is None:
-            damaged += 1
-        elif row["path"] in paths and _entry(row["path"]).items() <= row.items():
+    for path, row in _rows_of(cache).items():
+        if path in paths and _entry(path).items() <= row.items():
             value = _value(row)
             # Leave out those that were too long to decode then and are not any more.
             undecoded = isinstance(value, ClipMeasure) and value.gap_s is None
             if not (undecoded and value.seconds <= decode_s):
-                results[row["path"]] = value
-    if damaged:
-        message = f"{cache}: {damaged} damaged lines are left out; their clips are measured again."
-        warnings.warn(message, category=Note, stacklevel=3)
+                results[path] = value
     return results
 
 
-def _lines(cache: Path) -> Iterator[tuple[bytes, dict | None]]:
-    """Yield each line of this format with its values, None for a damaged one."""
+def _rows_of(cache: Path) -> dict[str, dict]:
+    """Return the last line of each recording, of this format; warn of damaged lines."""
+    rows = {}
+    damaged = 0
     if not cache.is_file():
-        return
-    with open(cache, "rb") as file:
-        for line in file:
+        return rows
+    with open(cache, "rb") as lines:
+        for line in lines:
             try:
                 row = json.loads(line)
                 if row["format"] == FORMAT:
-                    _ = row["path"], _value(row)
-                    yield line, row
+                    _value(row)
+                    rows[row["path"]] = row
             except (ValueError, TypeError, KeyError, RecursionError):
-                if line.strip():
-                    yield line, None
+                damaged += bool(line.strip())
+    if damaged:
+        message = f"{cache}: {damaged} damaged lines are left out; their clips are measured again."
+        warnings.warn(message, category=Note, stacklevel=3)
+    return rows
 
 
 def _value(row: dict) -> ClipMeasure | str:
@@ -219,7 +206,7 @@ def _by_processes(paths: list[str], count: int, decode_s: float) -> Iterator[str
             yield started[0][1].result()
             started.popleft()
     except BrokenProcessPool as error:
-        unread = [path for path, future in started if not _has_result(future)]
+        unread = [path for path, future in started if not future.done() or future.exception()]
         raise DatasetError(
             "A process that measures recordings ended while one of these was read: "
             f"{join_names(unread, len(unread))}. Either a damaged file crashes the audio decoder, "
@@ -228,7 +215,3 @@ def _by_processes(paths: list[str], count: int, decode_s: float) -> Iterator[str
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _has_result(future: Future) -> bool:
-    return future.done() and not future.cancelled() and future.exception() is None

@@ -14,6 +14,7 @@ from kit.base.errors import DatasetError
 from kit.base.formatting import join_names, shorten
 from kit.dataset.manifest import Utterance, write_lines, write_manifest
 from kit.settings import ManifestConfig
+from kit.text.normalize import text_changes
 
 # How to fix each kind of finding, refusals first.
 FIXES = {
@@ -45,6 +46,7 @@ FIXES = {
 MAX_LISTED = 8  # refused rows in a message
 MAX_KINDS = 3  # reasons in a summary
 MAX_ROWS = 20  # of the table of findings
+MAX_EXAMPLES = 5  # of changed texts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,6 +106,21 @@ class DataReport:
                 f"{example.id[:40]}: {shorten(example.reason, 160)}; {example.cure}"
             )
         return lines
+
+    def changed_texts(self, language: str) -> tuple[str, list[str]]:
+        """Return how many texts normalising changed in which way, and examples of each."""
+        counts = collections.Counter()
+        examples = []
+        for row in self.kept:
+            changes = text_changes(row.written, row.text, language) if row.written else []
+            is_new = any(counts[change] == 0 for change in changes)
+            if is_new or (changes and len(examples) < MAX_EXAMPLES):
+                example = f"{shorten(row.written, 80)!r} -> {shorten(row.text, 80)!r}"
+                # The first of each kind comes first.
+                examples.insert(0 if is_new else len(examples), example)
+            counts.update(changes)
+        summary = ", ".join(f"{kind} {count:,}" for kind, count in counts.most_common())
+        return summary, examples[:MAX_EXAMPLES]
 
     def without(self, findings: list[Finding]) -> "DataReport":
         """Return the report with the rows of `findings` refused as well."""

@@ -6,16 +6,18 @@ names and paths are never used, no code of a dataset is run, and `datasets` deco
 which it would need FFmpeg.
 """
 
+import collections
 import itertools
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from kit.audio.container import SUFFIXES, duration_s
 from kit.base.errors import DatasetError
 from kit.base.files import digest, disk_errors, make_folder, placeholder_problem
-from kit.base.formatting import describe_error
+from kit.base.formatting import describe_error, join_names
 from kit.dataset.archive import archive_suffix, unpack
 from kit.dataset.columns import Columns, roles_of, text_conflict
 from kit.dataset.layouts import find_dataset
@@ -25,6 +27,11 @@ from kit.settings import ArchiveConfig, HubConfig, ManifestConfig
 
 HUB = "hf://"
 PARQUET = ".parquet"
+# train-00001-of-00003.parquet; older files of the hub end in a hash of their own.
+NUMBERED = re.compile(
+    r"(.*?)(\d+)-of-(\d{1,6})(?:-[0-9a-f]{8,})?"
+    r"(\.(?:parquet|arrow|csv|tsv|jsonl?|zip|tgz|tar)(?:\.gz|\.bz2|\.xz)?)"
+)
 FILE_SPLIT = "(split)"  # of a row: what its Parquet file's name says
 TABLE = "manifest.jsonl"  # written last
 # A JSON line for each row so far, as in TABLE; and a saved position every so many rows.
@@ -70,6 +77,7 @@ def fetch_dataset(
         return source  # a table, which read_dataset checks
     if not source.is_dir():
         source = unpack(source, into, archive or ArchiveConfig(), progress)
+    require_all_parts(source)
     try:
         return find_dataset(source, rules or ManifestConfig()).folder
     except OSError as error:
@@ -80,6 +88,32 @@ def fetch_dataset(
         if files:
             return _unpack_parquet(source, files, into, hub, progress)
         raise
+
+
+def require_all_parts(folder: Path) -> None:
+    """Raise DatasetError where files below `folder` are numbered 1 of 3, 3 of 3, and 2 is missing.
+
+    They are counted from 0, as the hub does, or from 1 where the last number is there.
+    """
+    sets = collections.defaultdict(list)
+    for parent, names in walk(folder):
+        for match in filter(None, map(NUMBERED.fullmatch, names)):
+            prefix, number, count, suffix = match.groups()
+            sets[parent, prefix, count, suffix].append(number)
+    missing = []
+    for (parent, prefix, count, suffix), texts in sorted(sets.items()):
+        numbers = set(map(int, texts))
+        digits = min(map(len, texts))
+        first = 1 if int(count) in numbers and 0 not in numbers else 0
+        for number in sorted(set(range(first, first + int(count))) - numbers):
+            name = f"{prefix}{number:0{digits}}-of-{count}{suffix}"
+            missing.append(os.path.relpath(os.path.join(parent, name), folder))
+    if missing:
+        raise DatasetError(
+            f"{folder} is not complete. Missing: {join_names(missing, 8)}. Copy or download what "
+            "is missing (of the hub: hf download NAME --repo-type dataset). To train on a part "
+            "only, name one of the files as DATA, or rename those that are there without `-of-`."
+        )
 
 
 def _unpack_parquet(

@@ -60,6 +60,7 @@ EXPECTED = (
     "(Common Voice); a CSV, TSV or JSONL with names for its columns, such as audio and text; or "
     "c0.txt beside c0.wav for each recording. A table without names needs COLUMNS (--columns)"
 )
+EVALUATION = "eval-data/"  # begins ids and tables of a dataset that is held out as a whole
 TEXT_COLUMNS = columns_in_order(["audio", "text"], ["audio", "text"])  # of texts beside recordings
 
 
@@ -146,7 +147,8 @@ def _read_tables(
             split="" if alone else _split_of(table.path, files),
             prefix=f"{parent.name}/" if is_below and len(files.tables) > 1 else "",
         )
-        recordings = Recordings(list(roots))
+        guessed = [root for root in roots if root not in bases]
+        recordings = Recordings(list(roots), guessed)
         for number, row in enumerate(table.rows()):
             result = check_row(row, table.columns, recordings, config, place)
             is_missing = isinstance(result, Finding) and result.kind == "missing"
@@ -223,6 +225,23 @@ def without_repeats(rows: list[Utterance]) -> tuple[list[Utterance], list[Findin
             continue
         findings.append(bad_row(row.file, row.line, row.id, reason, fix))
     return kept, findings
+
+
+def with_evaluation(dataset: Dataset, evaluation: Dataset) -> Dataset:
+    """Return `dataset` with all rows of `evaluation` held out."""
+    rows = []
+    for row in evaluation.rows:
+        names = {"id": EVALUATION + row.id, "file": EVALUATION + row.file}
+        rows.append(dataclasses.replace(row, **names, split="held_out"))
+    refused = []
+    for finding in evaluation.refused:
+        names = {"id": EVALUATION + finding.id, "file": EVALUATION + finding.file}
+        refused.append(dataclasses.replace(finding, **names))
+    return Dataset(
+        layout=f"{dataset.layout}; evaluation data: {evaluation.layout}",
+        rows=dataset.rows + rows,
+        refused=dataset.refused + refused,
+    )
 
 
 def hold_out(rows: list[Utterance], config: ManifestConfig, count: int = 0) -> list[Utterance]:

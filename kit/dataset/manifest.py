@@ -25,6 +25,7 @@ class Utterance:
     seconds: float = 0.0  # measured; 0 before that
     silence_s: float = 0.0  # of them, at both ends, that training leaves out
     file: str = ""  # its table
+    written: str = ""  # its text there, where normalising changed more than capitals and spaces
 
     @property
     def speech_s(self) -> float:

@@ -7,6 +7,7 @@ where there is c0.wav, `café` in composed letters where the disk has decomposed
 import dataclasses
 import os
 import re
+import shlex
 import unicodedata
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -15,21 +16,19 @@ from pathlib import Path
 import soundfile
 
 from kit.audio.container import SUFFIXES
-from kit.base.errors import KitError
+from kit.base.errors import DatasetError, KitError
 from kit.base.formatting import as_utf8, join_names, non_utf8_problem
-from kit.dataset.columns import Columns
+from kit.dataset.columns import ROLES, Columns
 from kit.dataset.data_report import Finding
 from kit.dataset.manifest import Utterance
 from kit.dataset.tables import Row
 from kit.settings import ManifestConfig
-from kit.text.normalize import language_code, letters, normalize
+from kit.text.normalize import language_code, letters, normalize, text_changes
 
 # Of recordings, in the order of preference. The last ones are rare, but readable by their content.
 KNOWN_SUFFIXES = (*SUFFIXES, ".oga", ".aiff", ".aif", ".w64", ".mp4", ".webm", ".amr")
-MAX_PATH_CHARACTERS = 1000
 SHOWN = 3  # recordings in a message
 WHOLE_WITHIN_S = 0.1  # a row with times that differ by less from its recording's is no part
-RESERVED = "__metadata__"  # by the files that hold a reference for each speaker
 # What pandas and Excel write where a cell is empty, or its formula wrong.
 NO_VALUE = frozenset({"nan", "null", "none", "n/a", "#n/a", "<na>", "#name?", "#ref!", "#value!"})
 # What no text is spoken with: {reason: sign of it}.
@@ -61,19 +60,25 @@ OLD_CODES = {"jp": "ja", "cn": "zh"}  # of languages, which GPT-SoVITS and other
 
 
 class Recordings:
-    """The recordings in the folders `roots`; a path starts from the first that has it."""
+    """The recordings in the folders `roots`; a path starts from the first that has it.
 
-    def __init__(self, roots: Sequence[Path]):
+    `guessed` are those of `roots` that neither the table nor a setting names.
+    """
+
+    def __init__(self, roots: Sequence[Path], guessed: Sequence[Path] = ()):
         self.roots = list(roots)
+        self.guessed = list(guessed)
         self._names = cache(_names_in)
+        self._folders = cache(_folders_in)
 
     def find(self, name: str) -> tuple[str, str]:
         """Return the path of the recording `name` and its id, the path in its root; "" for none.
 
-        A full path of another machine counts by its file's name, and the folder it is in.
+        A full path of another machine counts by its file's name, and the folder it is in. Raises
+        DatasetError where a folder beside a guessed root has a recording of this name, too.
         """
         parts = _parts(name)
-        if not parts or len(name) > MAX_PATH_CHARACTERS or "\0" in name or ".." in parts:
+        if not parts or ".." in parts:
             return "", ""
         ways = [(root, parts) for root in self.roots]
         if is_absolute(name):
@@ -82,10 +87,30 @@ class Recordings:
             ways[:0] = [(root, _parts(os.path.relpath(name, root))) for root in inside]
         for root, tail in ways:
             path = self._find_in(root, tail)
+            if path and root in self.guessed and not is_absolute(name):
+                self._require_no_twin(path, root, tail)
             if path:
                 stem = os.path.splitext(os.path.relpath(path, root))[0]
                 return path, _nfc(Path(stem).as_posix())
         return "", ""
+
+    def _require_no_twin(self, path: str, root: Path, parts: list[str]) -> None:
+        """Raise DatasetError where another folder beside `root` has a recording of this name."""
+        own_name = os.path.basename(path)
+        for folder in self._folders(root.parent):
+            if folder == root:
+                continue
+            inside = os.path.join(folder, *parts[:-1])
+            for name in filter(has_suffix, self._same_name(inside, parts[-1])):
+                twin = os.path.join(inside, name)
+                fits = name == own_name or not has_suffix(parts[-1])
+                if fits and not os.path.samefile(path, twin):
+                    raise DatasetError(
+                        f"Two recordings fit {'/'.join(parts)!r} of the table: {path} and {twin}. "
+                        f"Name the folder that is meant, {root} or {folder}: --set "
+                        f"manifest.audio_root={shlex.quote(str(root))}, in a notebook "
+                        f'start(RUN, settings={{"manifest": {{"audio_root": {str(root)!r}}}}}).'
+                    )
 
     def _find_in(self, root: Path, parts: list[str]) -> str:
         plain = os.path.join(root, *parts)
@@ -134,6 +159,17 @@ def _names_in(folder: str) -> dict[str, list[str]]:
     for name in sorted(names, key=lambda name: (order.get(_suffix(name), len(order)), name)):
         by_key.setdefault(_key(name), []).append(name)
     return by_key
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    """Return a folder, and those in it that are not hidden and have no table of their own."""
+    folders = [folder]
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and not path.name.startswith("."):
+            suffixes = set(map(_suffix, os.listdir(path)))
+            if not suffixes & {".csv", ".tsv", ".jsonl"}:
+                folders.append(path)
+    return folders
 
 
 def _nfc(name: str) -> str:
@@ -291,55 +327,48 @@ def check_row(
     row: Row, columns: Columns, recordings: Recordings, config: ManifestConfig, place: Place
 ) -> Utterance | Finding:
     """Return the utterance of a row if its text, names, language and recording are valid."""
-
-    def cell(role: str) -> str:
-        return str(columns.value(row.values, role)).strip()
-
-    path = cell("audio") or cell("id")
+    cells = {role: str(columns.value(row.values, role)).strip() for role in ROLES}
+    path = cells["audio"] or cells["id"]
     audio, own_id = ("", "") if row.problem else recordings.find(path)
-    name = cell("id") if cell("audio") and cell("id") else own_id or path
+    name = cells["id"] if cells["audio"] and cells["id"] else own_id or path
     name = _nfc(place.prefix + name)
-    written_text = cell("text")
-    text = normalize(written_text, config.language)
-    speaker = speaker_folder(audio, place.folder) if config.speakers else cell("speaker")
+    text = normalize(cells["text"], config.language, config.respell)
+    speaker = speaker_folder(audio, place.folder) if config.speakers else cells["speaker"]
     speaker = clean_name("" if speaker.lower() in NO_VALUE else speaker)
-    kind = "row"
     reason, fix = row.problem, row.fix
     if not reason:
-        reason, fix = text_problem(written_text, phonemes=bool(config.columns))
+        reason, fix = text_problem(cells["text"], phonemes=bool(config.columns))
     if not reason and not letters(text):
         reason, fix = "the text is empty", "write what is said, or remove the line"
     if not reason:
-        reason, fix = language_problem(cell("language"), config)
+        reason, fix = language_problem(cells["language"], config)
+    kind = "row"
     if not reason and not audio:
         kind = "missing" if stays_inside(path) else "row"
         reason, fix = recordings.problem(path)
     if not reason:
-        reason, fix = part_problem(cell("start"), cell("end"), cell("duration"), audio)
-    if reason:
-        pass
-    elif not stays_inside(name):
+        reason, fix = part_problem(cells["start"], cells["end"], cells["duration"], audio)
+    if not reason and not stays_inside(name):
         reason = f"the id must be a name, not a path out of a folder: {name!r}"
-    elif speaker == RESERVED or any(letter < " " for letter in speaker):
-        reason = f"no speaker can be called {speaker!r}"
-        fix = "name the speaker in plain letters"
-    elif config.speakers and not speaker:
+    if not reason and config.speakers and not speaker:
         reason = f"folders are speakers, and this recording is in none: {path}"
         fix = "put it in a folder with the speaker's name, or leave SPEAKERS empty"
-    elif non_utf8_problem(audio):
+    if not reason and non_utf8_problem(audio):
         reason, _, fix = non_utf8_problem(audio).rpartition(": ")
     if reason:
         return Finding(
             file=place.file, line=row.line, id=as_utf8(name), kind=kind, reason=reason, cure=fix
         )
+    is_changed = text_changes(cells["text"], text, config.language)
     return Utterance(
         id=as_utf8(name),
         audio=audio,
         text=text,
         speaker=speaker or "speaker",
-        split=canonical_split(cell("split")) or place.split or "train",
+        split=canonical_split(cells["split"]) or place.split or "train",
         line=row.line,
         file=place.file,
+        written=cells["text"] if is_changed else "",
     )
 
 

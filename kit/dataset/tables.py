@@ -17,6 +17,7 @@ from pathlib import Path
 from kit.audio.container import SUFFIXES
 from kit.base.errors import DatasetError
 from kit.base.files import special_file_kind
+from kit.base.formatting import shorten
 from kit.dataset.columns import (
     Columns,
     Form,
@@ -29,7 +30,7 @@ from kit.dataset.columns import (
 )
 from kit.settings import ManifestConfig
 from kit.streams.formats import JsonLines
-from kit.streams.stream import BadRecord
+from kit.streams.stream import UTF_16, BadRecord, require_text
 from kit.text.normalize import letters
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".tab", ".psv", ".list", ".lst", ".txt")
@@ -37,14 +38,7 @@ JSON_SUFFIXES = (".jsonl", ".ndjson")
 SEPARATORS = {"|": "|", "\t": "a tab", ";": "a semicolon", ",": "a comma"}  # and their names
 QUOTED = (";", ",")  # separators with which fields may be in double quotes
 SAMPLE_ROWS = 400  # rows that are looked at, at most
-HEAD_BYTES = 2**18  # of a table, in which they are
 CORRECT_ENCODING = "save the table as UTF-8 (in Excel: CSV UTF-8)"
-# First bytes of files that are no text yet, and what to do.
-NOT_A_TABLE = {
-    b"PK\x03\x04": "a spreadsheet or an archive: export it as CSV UTF-8",
-    b"\x1f\x8b": "compressed: unpack it (gunzip)",
-    b"version https://git-lfs": "a Git LFS pointer, not the file: run git lfs pull in its folder",
-}
 Cells = tuple[int, list[str], tuple[str, str]]  # first line of a row, its cells, (reason, fix)
 
 
@@ -120,7 +114,7 @@ def open_table(path: Path, config: ManifestConfig) -> Table:
     form = parse_setting(config.columns)
     if form.json or path.suffix.lower() in JSON_SUFFIXES:
         return _open_json(path, form, config.columns)
-    lines = filter(str.strip, iter_lines(path, HEAD_BYTES))
+    lines = filter(str.strip, iter_lines(path))
     # Of a line with carriage returns alone inside, the first part is looked at.
     head = [line.rstrip("\r\n").split("\r")[0] for line in itertools.islice(lines, SAMPLE_ROWS)]
     if not head:
@@ -244,32 +238,35 @@ def _no_rows(path: Path) -> DatasetError:
 # --- from bytes to rows -------------------------------------------------------------------------
 
 
-def iter_lines(path: Path, max_bytes: int = -1) -> Iterator[str]:
+def iter_lines(path: Path) -> Iterator[str]:
     """Yield the lines of a text file with their ends; bytes that are not UTF-8 as surrogates.
 
-    UTF-16 is known by its byte order mark, as Excel and Windows write it. Behind the last line end
-    is an empty line; what `max_bytes` cuts off is left out.
+    UTF-16 is known by its byte order mark, as Excel and Windows write it.
     """
     kind = special_file_kind(path)
     if kind:
         raise DatasetError(f"{path} is {kind}, not a file: copy its content into a file.")
     with open(path, "rb") as file:
-        mark = file.read(32)
-        for magic, problem in NOT_A_TABLE.items():
-            if mark.startswith(magic):
-                raise DatasetError(f"{path} is {problem}.")
-        wide = mark.startswith((b"\xff\xfe", b"\xfe\xff"))  # UTF-16
+        first_bytes = file.read(32)
+        require_text(path, first_bytes)
         file.seek(0)
-        data = io.BytesIO(file.read(max_bytes)) if max_bytes >= 0 else file
-        cut = max_bytes >= 0 and data.getbuffer().nbytes == max_bytes
-        encoding, errors = ("utf-16", "replace") if wide else ("utf-8", "surrogateescape")
+        is_utf16 = first_bytes.startswith(UTF_16)
+        encoding, errors = ("utf-16", "replace") if is_utf16 else ("utf-8", "surrogateescape")
         # Only \n ends a line: others, such as U+2028, may be in a text.
-        line = "\n"
-        for line in io.TextIOWrapper(data, encoding, errors, newline="\n"):
-            if line.endswith("\n"):
-                yield line.removeprefix("\ufeff")
-        if not cut:
-            yield "\n" if line.endswith("\n") else f"{line}\n".removeprefix("\ufeff")
+        for line in io.TextIOWrapper(file, encoding, errors, newline="\n"):
+            yield line.removeprefix("\ufeff").removesuffix("\n") + "\n"
+
+
+def read_texts(folder: Path) -> dict[str, str]:
+    """Return {id: text} of metadata.csv in a folder that the kit made. Raises DatasetError."""
+    path = Path(folder) / "metadata.csv"
+    texts: dict[str, str] = {}
+    for number, cells, (reason, _) in _plain_rows(path, "|") if path.is_file() else ():
+        if reason or len(cells) < 2 or not cells[0]:
+            problem = reason or f"got {shorten('|'.join(cells), 60)}"
+            raise DatasetError(f"{path}, line {number}: expected `id|text` in UTF-8, {problem}.")
+        texts[cells[0]] = "|".join(cells[1:])
+    return texts
 
 
 def _split_line(line: str, separator: str, quoted: bool | None = None) -> list[str]:

@@ -29,6 +29,7 @@ RecordedExample = tuple[list[int], list[int], Tensor]
 # How much a format may change to be chosen.
 MIN_AGREEMENT = 0.98  # share of positions with the same most likely code
 MAX_ADDED_CER = 0.01  # over the first format's
+ROUNDS = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,8 +40,6 @@ class FormatDifference:
     mean_logit_error: float
     max_logit_error: float
     size_ratio: float  # bytes of the decoder over the reference's
-    linear_size_ratio: float  # bytes of the layers and code head only
-    positions: int  # compared
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,9 +92,7 @@ def compare_decoders(
     rows: list[RecordedExample],
     full_logits: list[Tensor] | None = None,  # `teacher_forced_logits`, if already computed
 ) -> FormatDifference:
-    """Return how `small` differs from `full` on `rows`. Raises ValueError without rows."""
-    if not rows:
-        raise ValueError("There are no rows to compare on: hold out some recordings.")
+    """Return how `small` differs from `full` on `rows`."""
     if full_logits is None:
         full_logits = [teacher_forced_logits(full, row) for row in rows]
     expected = torch.cat(full_logits)
@@ -110,19 +107,7 @@ def compare_decoders(
         mean_logit_error=float(error.mean()),
         max_logit_error=float(error.max()),
         size_ratio=weight_bytes(small) / weight_bytes(full),
-        linear_size_ratio=linear_bytes(small) / linear_bytes(full),
-        positions=len(expected),
     )
-
-
-def linear_bytes(decoder: Decoder) -> int:
-    """Return the bytes of the linear layers, which a number format changes."""
-    return weight_bytes(decoder.layers) + weight_bytes(decoder.code_head)
-
-
-def median_seconds(work: Callable[[], object], repeats: int, warm: bool = True) -> float:
-    """Return the median time of `work()`; `warm` runs it once before, untimed."""
-    return statistics.median(timings(work, repeats, warm))
 
 
 def speak_seconds(
@@ -139,14 +124,13 @@ def speak_seconds(
     cond = reference.expand(batch, *reference.shape).to(decoder.device)  # (B, M, T)
     exact = dataclasses.replace(config, exact_codes=codes, best_of=1)
     texts = [list(range(3, 23))] * batch
-    return median_seconds(lambda: generate(decoder, texts, cond, exact), repeats, warm)
+    return statistics.median(timings(lambda: generate(decoder, texts, cond, exact), repeats, warm))
 
 
-def time_to_first_audio_s(
-    voice: Voice, text: str, config: GenerateConfig, repeats: int = 3
-) -> float:
+def time_to_first_audio_s(voice: Voice, text: str, config: GenerateConfig) -> float:
     """Return the median seconds from `text` to the first audio chunk of `Voice.stream`."""
-    return median_seconds(lambda: next(voice.stream(text, voice.speakers[0], config)), repeats)
+    speaker = voice.speakers[0]
+    return statistics.median(timings(lambda: next(voice.stream(text, speaker, config)), repeats=3))
 
 
 def real_time_factor(voice: Voice, texts: list[str], config: GenerateConfig) -> float:
@@ -191,13 +175,12 @@ def measure_formats(
     config: GenerateConfig,
     rows: list[RecordedExample],
     error_rate: Callable[[Voice], float],
-    rounds: int = 3,
 ) -> list[FormatResult]:
-    """Measure every voice; speed from `rounds` of generating `codes` codes by each in turn."""
+    """Measure every voice; speed from rounds of generating `codes` codes by each in turn."""
     for voice in voices.values():  # warm-up
         speak_seconds(voice, codes, config, repeats=1)
     seconds = {name: [] for name in voices}
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         for name, voice in voices.items():
             seconds[name].append(speak_seconds(voice, codes, config, repeats=1, warm=False))
     first = next(iter(voices))

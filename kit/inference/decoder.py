@@ -200,7 +200,7 @@ class Decoder(nn.Module):
         """Return `latents | START text STOP | START` of every row, padded left, and the padding.
 
         Embeddings (B, P, D) in fp32. With `with_uncond` the same rows follow without their text,
-        (2B, P, D). Raises SpeechError for an empty or too long text and for damaged mels.
+        (2B, P, D). Raises SpeechError for an empty or too long text.
         """
         c = self.config
         for text in texts:
@@ -223,9 +223,8 @@ class Decoder(nn.Module):
         return torch.stack([F.pad(r, (0, 0, n, 0)) for r, n in zip(rows, padding)]), padding
 
     def latents(self, cond: Conditioning) -> Tensor:
-        """Return the latents (B, K, D) of references. Raises SpeechError if they are not finite."""
+        """Return the latents (B, K, D) of references."""
         if isinstance(cond, Tensor):
-            require_finite_mel(cond)
             unique, index = cond.unique_consecutive(dim=0, return_inverse=True)
             return self.conditioner(unique)[index]
         by_id = {id(segments): segments for segments in cond}  # rows of one speaker share the list
@@ -355,13 +354,4 @@ class Decoder(nn.Module):
 
 def mean_latents(conditioner: Conditioner, segments: list[Tensor]) -> Tensor:
     """Return the mean latents (K, D) of a reference's segments (M, T), as XTTS-v2 does."""
-    for mel in segments:
-        require_finite_mel(mel)
     return torch.stack([conditioner(mel[None])[0] for mel in segments]).mean(0)
-
-
-def require_finite_mel(mel: Tensor) -> None:
-    if not torch.isfinite(mel).all():
-        raise SpeechError(
-            "A reference has NaN or infinite values: make it again from an undamaged recording."
-        )

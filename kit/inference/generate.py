@@ -235,10 +235,7 @@ def generate(
     again at half the temperature, at most `retries` times. `guidance_scale` needs a model trained
     with `text_dropout`. Raises SpeechError for texts that do not fit and for non-finite logits.
     """
-    if len(cond) != len(texts):
-        raise SpeechError(
-            f"Got {len(texts)} texts and {len(cond)} references: pass one reference for each text."
-        )
+    assert len(cond) == len(texts), (len(cond), len(texts))
     decoder = model if isinstance(model, Decoder) else Decoder(model)
     config = without_unsupported_cfg(config, decoder.config)
     results = best_of(decoder, texts, cond, config, text_mismatch)
@@ -314,14 +311,8 @@ def decode(
         batch_rows = rows[first : first + count]
         if not decoder.can_drop_rows:  # few batch sizes, few graphs: pad with the last row
             batch_rows += batch_rows[-1:] * (2 ** (count - 1).bit_length() - count)
-        by_text = {}
-        for i, seed in batch_rows:
-            by_text.setdefault(i, []).append(seed)
-        batch_seeds = list(by_text.values())
-        batch_texts = [texts[i] for i in by_text]
-        batch_cond = select_rows(cond, list(by_text))
         try:
-            stream = decode_stream(decoder, batch_texts, batch_cond, config, batch_seeds)
+            stream = decode_stream(decoder, texts, cond, config, batch_rows)
             results += deque(stream, maxlen=1).pop().spoken()[:count]
             continue
         except (RuntimeError, MemoryError) as error:
@@ -353,26 +344,24 @@ def decode_stream(
     texts: list[list[int]],
     cond: Conditioning,
     config: GenerateConfig,
-    seeds: list[list[int]],
+    rows: list[tuple[int, int]],
 ) -> Iterator[DecodedBatch]:
     """Decode one code a step for every row; yield the codes so far at each check for finished rows.
 
-    Each text has a row for each of its `seeds`. Raises SpeechError if memory runs out with a single
-    row, PyTorch's own errors with several.
+    Each of `rows` is the index of its text and a seed. Raises SpeechError if memory runs out with a
+    single row, PyTorch's own errors with several.
     """
     cache = None
-    row_seeds = [seed for text_seeds in seeds for seed in text_seeds]
-    prompts = [i for i, text_seeds in enumerate(seeds) for _ in text_seeds]  # of each row
+    chosen = list(dict.fromkeys(i for i, _ in rows))  # rows of one text share its prompt
+    prompts = [chosen.index(i) for i, _ in rows]
     try:
-        x, padding = decoder.prompt(texts, cond, with_uncond=config.uses_cfg)
-        batch = DecodedBatch(decoder, [texts[i] for i in prompts], config, row_seeds)
+        chosen_texts = [texts[i] for i in chosen]
+        x, padding = decoder.prompt(chosen_texts, select_rows(cond, chosen), config.uses_cfg)
+        batch = DecodedBatch(decoder, [texts[i] for i, _ in rows], config, [s for _, s in rows])
         longest = max(batch.limits) + 1
         if config.uses_cfg:
-            prompts += [len(texts) + i for i in prompts]
+            prompts += [len(chosen) + i for i in prompts]
         logits, cache = decoder.prefill(x, padding, longest, prompts)
-        if not config.kv_cache:
-            x = x[prompts]
-            padding = [padding[i] for i in prompts]
         batch.draw(0)
         batch.take(logits, cache.state, 0)
         for n in range(longest):
@@ -385,31 +374,40 @@ def decode_stream(
                     return
                 yield batch
                 if decoder.can_drop_rows and 2 * count >= len(done):
-                    kept = ~done
-                    kept_prompts = kept.repeat(len(batch.last) // len(kept))
-                    batch.keep(kept)
-                    cache.keep(kept_prompts)
-                    if not config.kv_cache:
-                        x = x[kept_prompts]
-                        padding = [p for p, keep in zip(padding, kept_prompts.tolist()) if keep]
+                    batch.keep(~done)
+                    cache.keep((~done).repeat(1 + config.uses_cfg))
             batch.draw(n + 1)
             if config.kv_cache:
                 decoder.advance(batch, n + 1, cache)
             else:
-                x = torch.cat((x, decoder.embed(batch.last, n + 1)[:, None]), dim=1)
-                decoder.release(cache)
-                logits, cache = decoder.prefill(x, padding, 0)
-                batch.take(logits, cache.state, n + 1)
+                batch.take(*recomputed(decoder, x, padding, prompts, batch), n + 1)
     except (RuntimeError, MemoryError) as error:
-        if len(row_seeds) > 1 or not is_oom(error):
+        if len(rows) > 1 or not is_oom(error):
             raise
         raise SpeechError(
-            f"Out of memory speaking a single text of {len(texts[0])} ids. Close other programs on "
-            f"{decoder.device}, use a smaller number format (int8), or split the text."
+            f"Out of memory speaking a single text of {len(chosen_texts[0])} ids. Close other "
+            f"programs on {decoder.device}, use a smaller number format (int8), or split the text."
         ) from error
     finally:  # also if the caller stops listening early
         if cache is not None:
             decoder.release(cache)
+
+
+def recomputed(
+    decoder: Decoder, x: Tensor, padding: list[int], prompts: list[int], batch: DecodedBatch
+) -> tuple[Tensor, Tensor]:
+    """Return the next codes' logits and states without a KV cache, from prompts and all codes."""
+    codes = batch.codes[batch.rows, : batch.steps]
+    rows = batch.rows.tolist()
+    if batch.config.uses_cfg:
+        codes = codes.repeat(2, 1)
+        rows += [len(batch.limits) + row for row in rows]
+    chosen = [prompts[row] for row in rows]
+    code_index = torch.arange(1, batch.steps + 1, device=decoder.device)
+    x = torch.cat((x[chosen], decoder.embed(codes, code_index)), dim=1)
+    logits, cache = decoder.prefill(x, [padding[i] for i in chosen], 0)
+    decoder.release(cache)
+    return logits, cache.state
 
 
 def select_rows(cond: Conditioning, rows: list[int]) -> Conditioning:

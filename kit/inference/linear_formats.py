@@ -22,7 +22,7 @@ FEW_ROWS = 16  # up to here a matmul is bound by reading its weights
 class PlainLinear(nn.Module):
     """The layer in `dtype`; fp32 shares the model's weights."""
 
-    def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.float32):
+    def __init__(self, linear: nn.Linear, dtype: torch.dtype):
         super().__init__()
         weight, bias = parts(linear)
         self.weight = nn.Buffer(weight.to(dtype))
@@ -42,7 +42,7 @@ class SplitByThread(PlainLinear):
     `split_is_faster` measures it.
     """
 
-    def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.float32):
+    def __init__(self, linear: nn.Linear, dtype: torch.dtype):
         super().__init__(linear, dtype)
         threads = range(1, torch.get_num_threads() + 1)
         count = max(n for n in threads if len(self.bias) % n == 0)
@@ -59,7 +59,7 @@ class SplitByThread(PlainLinear):
 class OneDnn(nn.Module):
     """bf16 weights packed for oneDNN; CPU only."""
 
-    def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.bfloat16):
+    def __init__(self, linear: nn.Linear, dtype: torch.dtype):
         super().__init__()
         weight, bias = parts(linear)
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype), 1)
@@ -73,7 +73,7 @@ class OneDnn(nn.Module):
 class DynamicInt8(nn.Module):
     """int8 weights and activations, quantised dynamically with one scale for all rows; CPU only."""
 
-    def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.float32):
+    def __init__(self, linear: nn.Linear, dtype: torch.dtype):
         super().__init__()
         weight, bias = parts(linear)
         rounded, scale = int8(weight)
@@ -96,7 +96,7 @@ class WeightOnlyInt8(nn.Module):
     one kernel that moves one.
     """
 
-    def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.bfloat16):
+    def __init__(self, linear: nn.Linear, dtype: torch.dtype):
         super().__init__()
         weight, bias = parts(linear)
         if weight.device.type == "cpu" and weight.shape[1] % 16:
@@ -172,7 +172,7 @@ def split_is_faster(threads: int) -> bool:
     with torch.inference_mode():
         for tensor in (linear.weight, linear.bias):
             tensor.fill_(1.0)
-        shares = SplitByThread(linear)
+        shares = SplitByThread(linear, torch.float32)
         return best_seconds(lambda: shares(row)) < best_seconds(lambda: linear(row))
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kit.audio.codec import AudioStream, Codec
 from kit.audio.spectrogram import Mel, reference_mel, reference_mels, require_reference
-from kit.base.config import require_least
+from kit.base.config import MAX, require_within
 from kit.base.errors import SpeechError
 from kit.base.files import encode_wav
 from kit.inference.candidates import CodeReader
@@ -49,10 +49,18 @@ class Habits:
     pace: float = 0.0  # codes a text id, of slow recordings; 0: unknown
     alignment_layer: int = -1  # of the head that follows the text; -1: unknown
     alignment_head: int = -1  # in that layer
+    respell: bool = True  # whether texts were respelt: see kit/text/normalize.py
 
     def __post_init__(self):
-        require_least(self, 0, "longest_text", "pace")
-        require_least(self, -1, "alignment_layer", "alignment_head")
+        require_within(self, 0, MAX, "longest_text", "pace")
+        require_within(self, -1, MAX, "alignment_layer", "alignment_head")
+
+    def to_save(self) -> dict:
+        """The fields for a file; one that older kits do not know only where it is no default."""
+        fields = dataclasses.asdict(self)
+        if self.respell:
+            del fields["respell"]
+        return fields
 
     @property
     def head(self) -> AlignmentHead | None:
@@ -165,7 +173,7 @@ class Voice:
 
     def ids(self, text: str) -> list[int]:
         """Return the token ids of `text`. Raises SpeechError for unknown letters or no text."""
-        return self.tokenizer.encode_checked(normalize(text, self.language))
+        return self.tokenizer.encode_checked(normalize(text, self.language, self.habits.respell))
 
     def parts(self, text: str) -> list[SpokenPart]:
         """Split `text` into parts that fit the model. Raises SpeechError for a word too long."""
@@ -224,14 +232,7 @@ class Voice:
         return self.codec.decode(codes[None], states=states, speaker=speaker_vector)[0].cpu()
 
     def vector(self, speaker: str) -> Tensor:
-        if not self.codec.speaker_width:
-            return torch.zeros(0)
-        if speaker not in self.vectors:
-            raise SpeechError(
-                f"{speaker!r} has no speaker vector, which this codec needs: add the speaker again "
-                "with `with_speaker`, or run notebook 02_train."
-            )
-        return self.vectors[speaker]
+        return self.vectors[speaker] if self.codec.speaker_width else torch.zeros(0)
 
     def speak(
         self, texts: list[str], speakers: list[str] | str, config: GenerateConfig, batch: int = 64
@@ -243,17 +244,13 @@ class Voice:
         """
         if isinstance(texts, str):
             raise SpeechError(f"`texts` must be a list: write [{texts[:40]!r}].")
-        if batch < 1:
-            raise SpeechError(f"`batch` is {batch}, but must be 1 or more.")
         speakers = [speakers] * len(texts) if isinstance(speakers, str) else speakers
         if len(speakers) != len(texts):
             raise SpeechError(
                 f"Got {len(texts)} texts and {len(speakers)} speakers: pass one each, or one name."
             )
-        for speaker in dict.fromkeys(speakers):  # raises for one that cannot speak
+        for speaker in set(speakers):  # raises for one that is unknown
             self.reference(speaker)
-            if self.decodes_from_states:
-                self.vector(speaker)
         config = self.within(config)
         parts = [self.parts(text) for text in texts]
         all_parts = [part for text_parts in parts for part in text_parts]
@@ -328,8 +325,8 @@ class Voice:
         ids = self.ids(part.text)
         sent = 0  # codes
         fade_in = faded  # of the first chunk
-        seeds = [[candidate_seed(config, ids, 0)]]
-        for batch in decode_stream(decoder, [ids], cond, config, seeds):
+        rows = [(0, candidate_seed(config, ids, 0))]
+        for batch in decode_stream(decoder, [ids], cond, config, rows):
             if batch.steps < sent + STREAM_CODES:
                 continue
             row = batch.spoken()[0]

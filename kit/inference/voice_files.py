@@ -17,7 +17,7 @@ from torch import Tensor
 from kit.audio.codec import Codec, load_codec
 from kit.audio.spectrogram import DEFAULT_MEL, front_end_config, make_front_end
 from kit.base.config import build, checked
-from kit.base.errors import DamagedFileError, KitError, Note, SpeechError
+from kit.base.errors import KitError, Note, SpeechError
 from kit.base.files import file_digest, write_atomic
 from kit.base.formatting import shorten
 from kit.base.hardware import set_cuda_defaults
@@ -52,7 +52,7 @@ HEADER_DEFAULTS = {"front_end": {}, "vectors": [], "pieces": {}}
 def load_voice(
     folder: Path, weights: str = WEIGHTS["ema"], language: str = "am", device: str = "cpu"
 ) -> Voice:
-    """Load the voice in a run's folder in its default format. Raises SpeechError."""
+    """Load the voice in a run's folder in its default format. Raises KitError."""
     set_cuda_defaults()
     language = language_code(language)
     folder = Path(folder)
@@ -73,10 +73,7 @@ def load_voice(
     }
     fix = "run notebooks 01_data_prep to 02_train again, in a run of its own."
     speakers = load_references(files["references"])
-    try:
-        model = load_model(files["model"])
-    except DamagedFileError as error:
-        raise SpeechError(str(error)) from error
+    model = load_model(files["model"])
     note = ""
     if codec_matches_weights(folder, files["model"]):
         codec = load_codec(folder / SOUND, "delete it, or run `sound()` of 02_train again.")
@@ -213,7 +210,7 @@ def save_references(
         if name in references:
             raise SpeechError(f"The speaker name `{name}` is reserved: choose another.")
     tensors = {name: mel.half().contiguous() for name, mel in references.items()}
-    header = dataclasses.asdict(habits or Habits())
+    header = (habits or Habits()).to_save()
     header["front_end"] = dataclasses.asdict(front_end)
     if vectors:
         header["vectors"] = sorted(vectors)

@@ -132,28 +132,39 @@ def histogram(
 
 def bars(
     names: Sequence[str],
-    values: Iterable[float],
+    values: Iterable[float] | dict[str, Iterable[float]],
     unit: str = "",
     title: str = "",
     errors: Sequence[float] = (),
 ) -> Figure:
     """Horizontal bars from the top down, each with its value; a missing one (None, NaN) says so.
 
-    `errors` are drawn to both sides of the bars' ends.
+    A dict group -> values gives each name a bar of every group. `errors` are drawn to both sides of
+    the bars' ends.
     """
-    numbers = [math.nan if v is None else float(v) for v in values]
-    figure = new_figure(8, 0.7 + 0.33 * max(len(numbers), 1))
+    groups = values if isinstance(values, dict) else {"": values}
+    figure = new_figure(8, 0.7 + (0.14 + 0.19 * len(groups)) * max(len(names), 1))
     axes = figure.subplots()
+    height = 0.8 / len(groups)
+    numbers = np.array([list(group) for group in groups.values()], dtype=float)
     lengths = np.nan_to_num(numbers)
-    errors = errors or [0.0] * len(numbers)
+    errors = np.array(errors or [0.0] * len(names))
+    widest = max(np.abs(lengths).max(initial=0.0), (lengths + errors).max(initial=0.0)) or 1.0
     whiskers = {"xerr": errors, "error_kw": {"ecolor": INK, "capsize": 3}} if any(errors) else {}
-    axes.barh(range(len(numbers)), lengths, color=BLUE, height=0.65, **whiskers)
-    widest = max(map(abs, [*lengths, *(lengths + errors)]), default=1.0) or 1.0
-    for place, number in enumerate(numbers):
-        text = "not measured" if math.isnan(number) else number_text(number)
-        _value(axes, text, max(lengths[place], 0.0) + errors[place], place, widest)
+    looks = zip(PALETTE * 9, HATCHES * 9)
+    for number, (group, (colour, hatch)) in enumerate(zip(groups, looks)):
+        look = {"color": colour, "hatch": hatch, "edgecolor": "white", "linewidth": 0, **whiskers}
+        places = [i + (number + 0.5) * height - 0.4 for i in range(len(names))]
+        axes.barh(places, lengths[number], height=0.9 * height, label=group, **look)
+        ends = np.maximum(lengths[number], 0.0) + errors
+        for place, value, end in zip(places, numbers[number], ends):
+            text = "not measured" if math.isnan(value) else number_text(value)
+            _value(axes, text, end, place, widest)
     _names(axes, names, widest)
-    axes.set_xlim(left=min([0.0, *lengths]) * 1.1)
+    axes.set_xlim(left=1.1 * lengths.min(initial=0.0))
+    if len(groups) > 1:
+        beside_title = {"loc": "lower right", "bbox_to_anchor": (1, 1), "ncols": len(groups)}
+        axes.legend(frameon=False, fontsize=9, **beside_title)
     tidy(axes, unit, "", title)
     return figure
 
@@ -232,28 +243,6 @@ def mel_picture(waves: dict, sample_rate: int, front_end) -> Figure:
     mels = {name: front_end.clip_mel(wave, sample_rate).numpy() for name, wave in waves.items()}
     low = min(float(np.quantile(mel, 0.02)) for mel in mels.values())
     return heatmaps(mels, "time (s)", "mel band", low, 1 / front_end.config.frames_per_s)
-
-
-def grouped_bars(
-    names: Sequence[str], groups: dict[str, Iterable[float]], unit: str = "", title: str = ""
-) -> Figure:
-    """Horizontal bars from the top down, for each name one of every group, with their values."""
-    figure = new_figure(8, 0.9 + (0.12 + 0.19 * len(groups)) * max(len(names), 1))
-    axes = figure.subplots()
-    height = 0.8 / len(groups)
-    widest = max((v for values in groups.values() for v in values), default=1.0) or 1.0
-    looks = zip(PALETTE * 9, HATCHES * 9)
-    for number, ((group, values), (colour, hatch)) in enumerate(zip(groups.items(), looks)):
-        look = {"color": colour, "hatch": hatch, "edgecolor": "white", "linewidth": 0}
-        places = [i + (number + 0.5) * height - 0.4 for i in range(len(names))]
-        axes.barh(places, values, height=0.9 * height, label=group, **look)
-        for place, value in zip(places, values):
-            _value(axes, number_text(value), value, place, widest)
-    _names(axes, names, widest)
-    beside_title = {"loc": "lower right", "bbox_to_anchor": (1, 1), "ncols": len(groups)}
-    axes.legend(frameon=False, fontsize=9, **beside_title)
-    tidy(axes, unit, "", title)
-    return figure
 
 
 def curves(lines: dict[str, tuple], xlabel: str, ylabel: str, title: str = "") -> Figure:

@@ -184,8 +184,11 @@ class ProofreadPanel(Panel):
         self.buttons["Next"].on_click(lambda _: self.finish(lambda: "Not changed."))
         self.show()
 
-    def describe(self) -> str:
-        return f"{len(self.clips)} clips to proofread; a notebook plays them."
+    def run(self) -> None:
+        if is_watched():
+            display(self.box)
+        else:
+            print(f"{len(self.clips)} clips to proofread; a notebook plays them.")
 
     def finish(self, work: Callable[[], str]) -> None:
         """Show what `work` returns, and the next clip; an error is shown, and the clip stays."""

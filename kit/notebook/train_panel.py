@@ -23,7 +23,7 @@ from kit.notebook.progress import Lines, Pace, newest, progress_texts, verdict
 from kit.notebook.result import is_watched
 from kit.notebook.widgets import Field, View
 from kit.training.logs import add_row, read_log
-from kit.training.run import PROFILE, STOP, TrainingProcess
+from kit.training.process import PROFILE, STOP, TrainingProcess
 
 FRAME_S = 0.5  # between two looks at the log
 COST = 0.02  # share of one core that drawing the curve may take

@@ -7,12 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import ipywidgets as widgets
-from IPython.display import display
 
 from kit.base.errors import KitError
 from kit.base.formatting import describe_error, shorten
 from kit.notebook.plots import BLUE, GREEN, ORANGE, PURPLE, RED, SKY
-from kit.notebook.result import is_watched
 
 COLOURS = {"info": BLUE, "good": GREEN, "warn": ORANGE, "bad": RED}
 # Where a step's time goes: fields of a StepEvent, in their order in the step.
@@ -28,7 +26,7 @@ PHASES = {
 
 
 class Panel:
-    """A panel shows its `box` to a person; a program gets what it would show, in a line."""
+    """A panel shows its `box` to a person; `run` does for a program what it can."""
 
     box: widgets.Widget
     status: widgets.HTML
@@ -48,15 +46,8 @@ class Panel:
         except Exception as error:
             self.say(describe_error(error), "bad")
 
-    def describe(self) -> str:
-        raise NotImplementedError
-
     def run(self) -> None:
-        """Show the panel."""
-        if is_watched():
-            display(self.box)
-        else:
-            print(self.describe())
+        raise NotImplementedError
 
     def _ipython_display_(self) -> None:  # of a cell that ends with the panel
         self.run()

@@ -100,7 +100,7 @@ def releases() -> list[Release]:
 
 
 def release_in(folder: Path) -> Release | None:
-    """Return which published model, also a fine-tuned one, `folder` holds; None if it is none."""
+    """Return which published model, also a fine-tuned one, `folder` holds; None for any other."""
     return next((release for release in releases() if release.is_in(folder)), None)
 
 
@@ -118,11 +118,9 @@ def package_speaker(run: Run):
 def start_from_base(run: ActiveRun, folder: str, licence: str = "") -> ActiveRun:
     """Return `run` starting from the model in `folder`, with that model's sizes as settings.
 
-    `folder` is an export, another run's folder or a release; `hf://OWNER/NAME@REVISION` downloads
-    an export or a release. `licence` accepts the licence of a release, which a voice made from it
-    has, too. "" leaves the run as it was started. Raises KitError for a folder without a model, a
-    licence that is not accepted, a run that was started otherwise and a failed download; KitError
-    or SpeechError for a damaged model.
+    `folder` is an export, another run's folder or a release, also as `hf://OWNER/NAME@REVISION`; ""
+    leaves the run as it was started. `licence` accepts that of the model. Raises KitError for what
+    cannot be had, for a run that was started otherwise and, as SpeechError, for a damaged model.
     """
     if not folder:
         return run
@@ -193,12 +191,12 @@ def repository_of(name: str) -> tuple[str, str]:
             revision = revision or release.revision
     if repository.count("/") != 1 or not re.fullmatch(r"[\w./-]+", repository):
         raise KitError(
-            f"BASE_MODEL = {name} names no repository of the hub: write {HUB}OWNER/NAME@REVISION, "
+            f"BASE_MODEL = {name} is not a repository of the hub: write {HUB}OWNER/NAME@REVISION, "
             f"or {RELEASE}."
         )
     if not re.fullmatch(r"[\w.-]+", revision):
         raise KitError(
-            f"BASE_MODEL = {name} says no revision, and the files of a repository may change: "
+            f"BASE_MODEL = {name} lacks a revision, and the files of a repository may change: "
             f"write {HUB}{repository}@REVISION, a commit that its page lists under Files, Commits."
         )
     return repository, revision
@@ -208,8 +206,7 @@ def folder_of(run: ActiveRun, name: str, licence: str) -> tuple[Path, dict]:
     """The folder of the model `name`, downloaded if it is on the hub; and the download's record.
 
     All runs share the download. A repository other than a release's may hold a voice of this kit,
-    or a fine-tuned release. No weights are downloaded before their licence is accepted. Raises
-    KitError for a wrong name; KitError and DiskError if the download fails.
+    or a fine-tuned release. No weights are downloaded before their licence is accepted.
     """
     if not name.startswith(HUB):
         return Path(name).expanduser(), {}
@@ -268,14 +265,7 @@ def fetch_once(
     optional: tuple[str, ...],
     listing: tuple | None = None,
 ) -> dict:
-    """Download `names`, and those in `optional` that exist, unless they are there.
-
-    Returns the download's record. Waits while another process downloads them. `listing` is what
-    `list_files` has answered, if it was asked. Raises KitError and DiskError if the download fails.
-    """
-    record = fetched(folder, names)
-    if record:
-        return record
+    """Call `fetch_model` while no other process downloads the same repository."""
     lock = make_folder(folder.parent) / f".{folder.name}.lock"
     with held(lock, f"fetching {HUB}{repository}@{revision}", math.inf, print):
         return fetch_model(repository, revision, names, folder, optional, listing)
@@ -361,7 +351,7 @@ def from_release(
 ) -> BaseModel:
     """The base model of a release, whose settings stay as they are.
 
-    `loaded` has the attributes `model`, `source` (a dataclass) and `notes`.
+    `loaded` has the attributes `model` and `source`, a dataclass.
     """
     return BaseModel(
         model=loaded.model,
@@ -369,11 +359,7 @@ def from_release(
         tokenizer=tokenizer,
         front_end=front_end,
         kept=TRAINED_WITH,
-        record={
-            "licence": accepted(release.licence),
-            **dataclasses.asdict(loaded.source),
-            "notes": list(loaded.notes),
-        },
+        record={"licence": accepted(release.licence), **dataclasses.asdict(loaded.source)},
         defaults=release.defaults,
     )
 
@@ -428,14 +414,15 @@ def finetuning_settings(run: ActiveRun, model: GPTConfig, defaults: dict) -> dic
         own = count_parameters(build(GPTConfig, run.section("model")))
         finetune["method"] = "lora" if count_parameters(model) > own else "full"
     lr = defaults["train"].get("lr")
-    lora = finetune.get("method") == "lora"
-    if lr and lora:
-        defaults = merge(defaults, {"train": {"lr": LORA_LR_FACTOR * lr}})
-    elif not lr and not lora:
+    rates = {}
+    if lr and finetune.get("method") == "lora":
+        rates["lr"] = LORA_LR_FACTOR * lr
+    elif not lr and finetune.get("method") != "lora":
         train = run.section("train")
-        names = [name for name in ("lr", "muon_lr", "conditioner_lr") if name in train]
-        rates = {name: float(f"{FINETUNE_LR_FACTOR * train[name]:.3g}") for name in names}
-        defaults = merge(defaults, {"train": rates})
+        for name in ("lr", "muon_lr", "conditioner_lr"):
+            if name in train:
+                rates[name] = float(f"{FINETUNE_LR_FACTOR * train[name]:.3g}")
+    defaults = merge(defaults, {"train": rates})
     settings = merge(merge(defaults, run.settings), {"finetune": finetune})
     for name, cls in (("data", DataConfig), ("train", TrainConfig)):  # do they agree?
         build(cls, merge(run.section(name), settings.get(name, {})))

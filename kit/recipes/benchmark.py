@@ -21,19 +21,8 @@ from kit.recipes.open_run import ActiveRun, section_for_run
 from kit.recipes.run_parts import finetuning_of, workload
 from kit.settings import SpeedConfig, TrainConfig, TrialConfig
 from kit.training.switches import Switch
-from kit.tuning.choose import (
-    LEFT_OUT,
-    MOST_LOSS,
-    Trial,
-    changes,
-    choose_switches,
-    keep_or_replace,
-    pays_off,
-    set_of,
-    trial_cells,
-    trial_figures,
-    write_choice,
-)
+from kit.tuning import choose
+from kit.tuning.choose import Trial
 from kit.tuning.estimate import resolve_steps
 from kit.tuning.measure import Task, preset_task, run_trials, variants
 from kit.tuning.memory_plan import count_parameters
@@ -84,7 +73,6 @@ class Benchmark:
         self.micro_batch = self.task.data.micro_batch
 
     def run(self) -> Iterator[Result]:
-        """Run every step, in order; `python -m kit benchmark`."""
         steps = (self.about, self.measure, self.choose, self.find_micro_batch, self.speed)
         for step in (*steps, self.memory, self.table, self.write, self.summary):
             yield step()
@@ -126,16 +114,18 @@ class Benchmark:
         Where the rounds differ more than the switch does, the preset's choice stays.
         """
         preset = build(SpeedConfig, self.active.section("speed"))
-        decisions = choose_switches(self.measured, preset, self.goal)
-        alone = [v for v in self.variants if v.kind == "alone" and v.reason in ("", LEFT_OUT)]
+        decisions = choose.choose_switches(self.measured, preset, self.goal)
+        alone = [
+            v for v in self.variants if v.kind == "alone" and v.reason in ("", choose.LEFT_OUT)
+        ]
         there = [name for variant in alone for name in variant.on]
         sets = [
-            set_of("Preset's set", (name for name in there if getattr(preset, name))),
-            set_of("Chosen set", (d.name for d in decisions if d.on)),
+            choose.set_of("Preset's set", (name for name in there if getattr(preset, name))),
+            choose.set_of("Chosen set", (d.name for d in decisions if d.on)),
         ]
         self.measured = self._trials(self.task, [*self.variants, *sets], "chosen set")
         own, together = self.measured[-2:]
-        self.decisions = keep_or_replace(decisions, own, together, self.goal)
+        self.decisions = choose.keep_or_replace(decisions, own, together, self.goal)
         on = tuple(d.name for d in self.decisions if d.on)
         if on != together.on:
             self.measured[-1] = dataclasses.replace(own, label=together.label)
@@ -164,8 +154,8 @@ class Benchmark:
             for size in sizes:
                 trial = self._with_micro_batch(size)
                 rows.append(trial)
-                pays = trial.loss is not None and pays_off(best, trial, self.goal)
-                if not pays or changes(first, trial)[0] < -MOST_LOSS:
+                pays = trial.loss is not None and choose.pays_off(best, trial, self.goal)
+                if not pays or choose.changes(first, trial)[0] < -choose.MOST_LOSS:
                     break
                 best = trial
                 self.micro_batch = size
@@ -176,7 +166,7 @@ class Benchmark:
             self.measured.append(dataclasses.replace(best, label=label))
         line = f"Micro-batch: {self.micro_batch} of an effective batch of "
         line += f"{self.task.data.effective_batch}"
-        return Result(line=line, grid=trial_cells(rows, self.run_steps))
+        return Result(line=line, grid=choose.trial_cells(rows, self.run_steps))
 
     def _other_sizes(self) -> tuple[list[int], list[int]]:
         """Larger micro-batches in rising order, and smaller ones in falling order.
@@ -193,7 +183,7 @@ class Benchmark:
         """The chosen set in passes of `size` rows, measured unless too large for the memory."""
         label = f"micro-batch {size}"
         data = dataclasses.replace(self.task.data, micro_batch=size)
-        variant = set_of(label, (d.name for d in self.decisions if d.on))
+        variant = choose.set_of(label, (d.name for d in self.decisions if d.on))
         speed = SpeedConfig(**dict.fromkeys(variant.on, True))
         work = workload(self.active, finetuning=self.task.finetuning, data=data, speed=speed)
         limit_bytes = limit_memory(work.hw, work.max_memory_fraction)
@@ -228,7 +218,7 @@ class Benchmark:
         return Result(line=f"{names[-1]}: {sizes[-1]:.2f} GiB at most", pictures=[picture])
 
     def table(self) -> Result:
-        grid = trial_cells(self.measured, self.run_steps)
+        grid = choose.trial_cells(self.measured, self.run_steps)
         return Result(line=f"{len(self.measured)} variants", grid=grid)
 
     def write(self) -> Result:
@@ -239,13 +229,13 @@ class Benchmark:
         sections |= merge(given, {"data": {"micro_batch": self.micro_batch}})
         path = run.path("speed.yaml")
         measured_on = f"{run.hw.name}, torch {versions()['torch']}"
-        write_choice(self.decisions, path, measured_on, sections)
+        choose.write_choice(self.decisions, path, measured_on, sections)
         figures = {
             "chosen": [decision.name for decision in self.decisions if decision.on],
             "goal": self.goal,
             "device": run.hw.name,
             "micro_batch": self.micro_batch,
-            "variants": trial_figures(self.measured[: len(self.variants) + 2]),
+            "variants": choose.trial_figures(self.measured[: len(self.variants) + 2]),
         }
         run.record(bench={"preset": figures})
         return Result(line=path.read_text(encoding="utf-8").strip())

@@ -13,18 +13,19 @@ from kit.base.config import build, load_preset, merge, read_yaml
 from kit.base.errors import KitError
 from kit.base.files import write_atomic
 from kit.base.formatting import format_gib, text_grid
-from kit.base.hardware import choose_precision, choose_preset, format_capability
+from kit.base.hardware import choose_preset, format_capability
+from kit.base.processes import run_in_process
 from kit.batches.batching import EXTRA_TOKENS
 from kit.notebook.result import Result
 from kit.recipes.base_model import finetuning_settings, releases
-from kit.recipes.open_run import ActiveRun
+from kit.recipes.open_run import ActiveRun, open_settings
 from kit.recipes.run_parts import finetuning_of, workload
 from kit.settings import FinetuneConfig, GPTConfig, LoRAConfig
 from kit.training.config import Base, Finetuning
 from kit.tuning import cards
 from kit.tuning.estimate import resolve_steps
 from kit.tuning.memory_plan import Workload
-from kit.tuning.preflight import check_step, first_fitting, milder
+from kit.tuning.preflight import first_fitting, free_memory, milder, preflight
 
 HOURS = 3.0  # of speech, whose training time is calculated
 CLIP_S = 5.0
@@ -59,27 +60,30 @@ def check(
     gpu: str = "",  # plan for this one instead: a T4, or "16 GiB, 7.5" (none)
     table: Path | None = None,  # write these plans for all known GPUs (none)
 ) -> Iterator[Result]:
-    """Take real steps at the longest lengths. Raises KitError, with what to change.
+    """Take real steps at the longest lengths; on another GPU, which `run` is on, plan them.
 
-    With `gpu`, which `run` is on, nothing runs: memory is planned, and time calculated. `table`
-    is a file to write these plans for every known GPU to.
+    Raises KitError, with what to change, where they do not fit.
     """
     if table is not None:
-        yield write_table(run, table)
+        yield write_table(table)
         return
     if gpu:
         yield from check_elsewhere(run)
         return
     work = workload(run, finetuning=finetuning_of(run))
     lengths = f"{work.rows} rows of {work.longest_text} text ids and {work.longest_codes} codes"
-    yield Result(line=f"preset {run.preset_name} on the {run.hw.name}: {lengths} in a pass")
+    line = f"preset {run.preset_name} on the {run.hw.name}: {lengths} in a pass"
+    if work.finetuning.adapters:
+        line += f", adapters of rank {work.finetuning.lora.rank}"
+    yield Result(line=line)
     try:
-        verdict, free_bytes = check_step(work, int(run.threads.value))
+        preload = (preflight.__module__, "torch._dynamo")
+        verdict = run_in_process(preflight, work, int(run.threads.value), preload=preload)
     except KitError as error:
         raise KitError(f"The step could not be taken: {error}.", exit_code=3) from error
     if not verdict.fits:
         raise KitError(str(verdict), exit_code=3)
-    line = f"{verdict} Free: {format_gib(free_bytes)}."
+    line = f"{verdict} Free: {format_gib(free_memory(work.hw))}."
     if verdict.step_s is not None:  # two passes stand for all of them
         line += f" A step takes about {verdict.step_s * max(1, work.data.grad_accum / 2):.3g} s."
     yield Result(line=line)
@@ -102,7 +106,7 @@ def describe_card(run: ActiveRun) -> str:
     return (
         f"{hw.name}, {format_gib(hw.memory_bytes)}, of which a run may use "
         f"{format_gib(limit_bytes)}; compute capability {format_capability(hw.capability)}: preset "
-        f"{run.preset_name}, {run.precision.value}."
+        f"{run.preset_name}, {run.precision.value}, adapters of rank {run.section('lora')['rank']}."
     )
 
 
@@ -158,22 +162,12 @@ def planned_cells(what: str, work: Workload, frame_rate: float) -> tuple[str, ..
     return (what, "yes", format_gib(work.planned_bytes), *rows, ", ".join(savings), *times)
 
 
-def write_table(run: ActiveRun, path: Path) -> Result:
+def write_table(path: Path) -> Result:
     """Write what every known GPU can train, with the preset that it gets, to the page `path`."""
     lines = [PAGE]
     for name in cards.known_cards():
-        hw = cards.find_card(name)
-        preset = choose_preset(hw).value
-        on_card = dataclasses.replace(
-            run,
-            name="",
-            hw=hw,
-            precision=choose_precision(hw),
-            preset_name=preset,
-            preset=load_preset(preset),
-            settings={},
-            use="",
-        )
+        preset = choose_preset(cards.find_card(name)).value
+        on_card = open_settings("", preset, "", {}, gpu=name)
         head, *rows = planned_grid(on_card)
         lines += [f"## {name}", "", describe_card(on_card), ""]
         lines += [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)] + [""]

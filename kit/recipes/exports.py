@@ -15,7 +15,11 @@ from kit.recipes.base_model import inherited_licence, voice_folder
 from kit.recipes.open_run import sampling_of
 
 EXPORT = "export"  # a folder in that of a run
-BESIDE_WEIGHTS = ("codec.safetensors", "tokenizer.model", "references.safetensors", SOUND, READER)
+# What a voice consists of beside the model's weights; the last two are optional. The order of the
+# files decides the digests of what was made from them.
+VOICE_FILES = ("codec.safetensors", "tokenizer.model", "references.safetensors")
+BESIDE_WEIGHTS = (*VOICE_FILES, SOUND, READER)
+JUDGED_WITH = (*VOICE_FILES, "recognizer.safetensors", SOUND, READER)  # to transcribe it, too
 
 
 def chosen_weights(run: Run) -> str:

@@ -14,16 +14,11 @@ from kit.base import config, hardware
 from kit.base import run as runs
 from kit.base.config import build, load_preset, merge, shorten_preset
 from kit.base.errors import DiskError, KitError, SettingError, show_plain_notes
-from kit.base.files import (
-    MAX_NAME_BYTES,
-    remove_litter,
-    shorten_name,
-    write_atomic,
-)
+from kit.base.files import MAX_NAME_BYTES, remove_litter, shorten_name, write_atomic
 from kit.base.formatting import flat, nearest
 from kit.base.run import Run, find_run, read_run_file
 from kit.notebook.result import Result
-from kit.recipes.run_copy import RunCopy, find_mirror, open_run_copy, unpack_clips
+from kit.recipes import run_copy
 from kit.settings import SECTIONS, GenerateConfig
 from kit.text.normalize import language_code
 from kit.training.ranks import ALONE, Ranks
@@ -45,7 +40,7 @@ class ActiveRun(Run):
     hw: hardware.Hardware
     threads: hardware.Choice  # of torch
     precision: hardware.Choice  # "fp32", "fp16" or "bf16"
-    copy: RunCopy | None = None  # of its folder, on another disk
+    copy: run_copy.RunCopy | None = None  # of its folder, on another disk
     ranks: Ranks = ALONE  # the processes that share its work
 
     def record(self, **figures) -> dict:
@@ -87,10 +82,10 @@ class ActiveRun(Run):
         return Result(line=str(self), figures=reasons)._repr_html_()
 
 
-def activate(run: Run, copy: RunCopy | None = None) -> ActiveRun:
+def activate(run: Run, copy: run_copy.RunCopy | None = None) -> ActiveRun:
     """Return `run`, its `copy`, and what suits this machine; sets torch's threads."""
     if copy:
-        copy.fetch_codes(run)
+        copy.codes.fetch(run_copy.code_files(run))
     hardware.set_cuda_defaults()
     hw = hardware.detect()
     threads, precision = hardware.use_threads(hw), hardware.choose_precision(hw)
@@ -116,11 +111,11 @@ def open_active_run(
             chosen = os.environ.get("KIT_PRESET") or read_run_file(last / "preset")
             preset = preset or chosen  # in 00_setup, a moment ago
             use = use or read_run_file(last / "use")
-    mirror = find_mirror()
+    mirror = run_copy.find_mirror()
     folder = runs.run_folder(name) if create else runs.require_run(name)
     remove_litter(folder)
-    copy = open_run_copy(folder, mirror) if mirror else None
-    unpack_clips(folder)
+    copy = run_copy.open_run_copy(folder, mirror) if mirror else None
+    run_copy.unpack_clips(folder)
     run = find_run(preset, use, folder.name)
     check_saved_settings(run)
     config.require_sections(settings, Path("SETTINGS"))
@@ -284,10 +279,12 @@ class RunSource:
     text: str = ""  # a file of more text than the recordings'; "": theirs alone
     phonemes: str = ""  # a language by espeak-ng's name; "": letters
     tokenizer: str = ""  # a SentencePiece model to take as it is; "": one is trained
+    eval_data: str = ""  # like `data`, held out as a whole; "": some of the recordings are
 
     def __str__(self) -> str:
         parts = [self.data or "the built-in corpus", f"language {self.language}"]
         more = {"pieces of": self.text, "phonemes of": self.phonemes, "tokenizer": self.tokenizer}
+        more["evaluated on"] = self.eval_data
         return ", ".join(parts + [f"{what} {value}" for what, value in more.items() if value])
 
     def begin(self, run: ActiveRun) -> None:

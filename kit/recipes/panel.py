@@ -49,11 +49,14 @@ FIELDS = {
     "warmup_steps": ("Warm-up steps", "Steps in which the learning rate rises from 0"),
     "ema_decay": ("EMA decay", "How much of the average a step keeps; for the switch EMA"),
     "eval_steps": ("Evaluate every", "Steps between two validations on held-out sentences"),
+    "workers": ("Workers", "Processes that make batches ahead; 0: the training process itself"),
+    "prefetch_factor": ("Prefetch", "Batches that each worker makes ahead"),
     "recompute_every": ("Recompute every", "With gradient checkpointing: every n-th layer"),
 }
-DATA_FIELDS = ("effective_batch", "micro_batch")
+DATA_FIELDS = ("effective_batch", "micro_batch", "workers", "prefetch_factor")
 TRAIN_FIELDS = ("lr", "max_steps", "muon_lr", "warmup_steps", "ema_decay", "eval_steps")
-MORE_FIELDS = ("muon_lr", "warmup_steps", "ema_decay", "eval_steps", "recompute_every")
+MORE_FIELDS = ("muon_lr", "warmup_steps", "ema_decay", "eval_steps", "workers", "prefetch_factor")
+MORE_FIELDS += ("recompute_every",)
 
 
 def show_panel(training: TrainingPlan) -> TrainPanel:
@@ -197,8 +200,9 @@ class PanelSettings:
             own = vars(build(TrainConfig, section_for_run(self.training.active, "train")))
             changes["train"] = {n: v for n, v in vars(work.train).items() if v != own[n]}
         data = {name: values[name] for name in DATA_FIELDS}
-        if data.items() - now.items():
-            changes["data"] = data
+        changed = {name: value for name, value in data.items() if value != now[name]}
+        if changed:
+            changes["data"] = changed
         if changes:
             self.training.active = self.training.active.save_settings(changes)
         self.training.config = work.train

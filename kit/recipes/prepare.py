@@ -10,9 +10,11 @@ import os
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from kit import settings
 from kit.audio.clip import load_wave
 from kit.audio.codec import codec_config
 from kit.audio.spectrogram import Mel, front_end_config, make_front_end, recognizer_mel
+from kit.base import extras
 from kit.base.config import build
 from kit.base.errors import DatasetError, KitError
 from kit.base.files import digest, file_digest
@@ -27,9 +29,8 @@ from kit.batches.word_spans import WORDS
 from kit.dataset import data_report
 from kit.dataset.alignment import align_clips_cached
 from kit.dataset.checks import check_dataset, match
-from kit.dataset.layouts import hold_out, read_dataset
+from kit.dataset.layouts import EVALUATION, hold_out, read_dataset
 from kit.dataset.manifest import Utterance, write_fixed
-from kit.dataset.segmentation import SegmentConfig, Segmenter
 from kit.model.sequence import collate
 from kit.notebook.plots import bars, histogram, mel_picture
 from kit.notebook.progress import Ticker
@@ -41,14 +42,6 @@ from kit.recipes.open_run import ActiveRun, RunSource
 from kit.recipes.prepare_results import alignment_result, check_result
 from kit.recipes.prepare_shard import check_shard, encode_shard, parse_shard
 from kit.recipes.run_parts import START_FROM
-from kit.settings import (
-    AlignConfig,
-    DataConfig,
-    GPTConfig,
-    ManifestConfig,
-    RecognizerConfig,
-    TokenizerConfig,
-)
 from kit.text import train_tokenizer
 from kit.text.normalize import language_example, normalize
 
@@ -71,22 +64,11 @@ MADE_BY = {
 class Preparation:
     """The steps from recordings to batches, one method each, in the order of `run`.
 
-    `data` is a folder, a table, an archive or a hf:// name; `language` a code like "am". Left
-    empty, both stay as the run was started; a new run takes the built-in corpus, in Amharic. Clips
-    longer than `max_clip_seconds` are rejected (0: only those too long for the model). Raises
-    DatasetError when more than `max_rejected_percent` of the hours is rejected (None: as in the
-    run's settings).
-    `columns` says what those of a table without names hold, in order: "audio|text|speaker". With
-    `speakers` "folder", folders are speakers.
-
-    The tokenizer is trained on the recordings' texts and on the file `text`, which may be of any
-    size; `phonemes` is a language of espeak-ng such as "en-us" to train it on phonemes. `tokenizer`
-    is a SentencePiece model to take as it is instead; in the place of an IndexTTS2's, too.
-    `base_model` is a folder with a base voice, an export or another run: its codec is used as it
-    is, and its tokenizer is extended. A released XTTS-v2 needs `accept_license` "CPML".
-
-    For a corpus that is too large for one machine, `shard` "3/16" checks and encodes the third of
-    sixteen parts, and `until` "fit_positions" makes what the shards need to encode.
+    What is left empty stays as the run was started; a new run takes the built-in corpus, in
+    Amharic. The codec of a `base_model` is used as it is, and its tokenizer is extended, or that of
+    an IndexTTS2 replaced by `tokenizer`. All recordings of `eval_data` are held out, and of `data`
+    none are chosen for that; a speaker may be new there. Raises DatasetError when too many hours
+    are rejected.
     """
 
     def __init__(
@@ -102,6 +84,7 @@ class Preparation:
         accept_license: str = "",  # CPML: of XTTS-v2; bilibili: of IndexTTS2 (not yet)
         columns: str = "",  # audio|text|speaker, coqui, piper ... (as its first line says)
         tokenizer: str = "",  # a SentencePiece model, taken as it is (one is trained)
+        eval_data: str = "",  # recordings of their own to evaluate on (some of data)
         speakers: str = "",  # folder: each folder is a speaker (a column says it, or there is one)
         shard: str = "",  # 3/16: check and encode only the third of sixteen parts (all)
         until: str = "",  # stop after this step, such as fit_positions (make_batches)
@@ -119,26 +102,25 @@ class Preparation:
             text=text,
             phonemes=phonemes or pieces.get("phonemes", ""),
             tokenizer=tokenizer,
+            eval_data=eval_data,
         )
         self.source, self.source_line = open_run.choose_source(run, asked)
         parts.require_own_tokenizer(run, self.source)
         if self.source.tokenizer and read_run_file(run.folder / START_FROM):
             run = run.save_settings({"finetune": {"tables": "all"}})  # rows have other pieces
         self.active_run = run
-        self.pieces = build(TokenizerConfig, pieces, phonemes=self.source.phonemes)
-        self.model = build(GPTConfig, run.section("model"))
+        self.pieces = build(settings.TokenizerConfig, pieces, phonemes=self.source.phonemes)
+        self.model = build(settings.GPTConfig, run.section("model"))
         self.codec_config = codec_config(self.source.section(run, "codec"))
         self.front_end = make_front_end(front_end_config(run.section("front_end")))
-        self.data_config = build(DataConfig, self.source.section(run, "data"))
+        self.data_config = build(settings.DataConfig, self.source.section(run, "data"))
         limits = manifest_limits(self.model, self.codec_config.frame_rate, max_clip_seconds)
-        limits["language"] = self.source.language
-        if max_rejected_percent is not None:
-            limits["max_rejected_percent"] = max_rejected_percent
-        if columns:
-            limits["columns"] = columns
-        if speakers:
-            limits["speakers"] = speakers
-        self.rules = build(ManifestConfig, run.section("manifest"), **limits)
+        limits |= {"language": self.source.language, "columns": columns, "speakers": speakers}
+        limits |= {"respell": self.pieces.respell, "max_rejected_percent": max_rejected_percent}
+        if self.source.eval_data:
+            limits["held_out_percent"] = 0.0
+        given = {name: value for name, value in limits.items() if value not in ("", None)}
+        self.rules = build(settings.ManifestConfig, run.section("manifest"), **given)
         self.data_report_path = run.path("ledger.jsonl")
 
     def __getattr__(self, name: str):
@@ -169,7 +151,6 @@ class Preparation:
             yield step()
 
     def steps(self) -> list[Callable[[], Result]]:
-        """The steps, in order."""
         return [
             self.check,
             self.require_usable,
@@ -196,7 +177,10 @@ class Preparation:
         parts.text_stamp(self.source.text)  # raises for a text that is not there
         self.source.begin(run)
         self.folder = parts.fetch_recordings(self.source, run, self.rules)
-        self.checked = check_dataset(self.folder, self.rules, run.folder, Ticker("checked"))
+        evaluation = parts.fetch_evaluation(self.source, run, self.rules)
+        self.checked = check_dataset(
+            self.folder, self.rules, run.folder, Ticker("checked"), evaluation
+        )
         run.set_permanent("data", str(self.source))  # only once its recordings were found
         return check_result(run, self.source, self.source_line, self.folder, self.checked)
 
@@ -212,8 +196,9 @@ class Preparation:
                 f"One recording can be used, {rows[0].id} ({rows[0].file}, line {rows[0].line}), "
                 "and training needs two: one of them is held out. Add recordings."
             )
-        fixed = write_fixed(rows, self.active_run.path("fixed.jsonl"), root=self.folder)
-        line = f"The {len(rows):,} clips that are kept: {fixed}"
+        own = [row for row in rows if not row.id.startswith(EVALUATION)]
+        fixed = write_fixed(own, self.active_run.path("fixed.jsonl"), root=self.folder)
+        line = f"The {len(own):,} clips that are kept: {fixed}"
         too_long = self.checked.too_long
         if too_long:
             minutes = sum(finding.seconds for finding in too_long) / 60
@@ -251,7 +236,7 @@ class Preparation:
         example = language_example(language) or f"{lines[0]} 2017"
         grid = [
             ("text", "what becomes of it"),
-            (example, normalize(example, language)),
+            (example, normalize(example, language, self.rules.respell)),
             (lines[0], " | ".join(self.tokenizer.pieces(lines[0]))),
         ]
         return Result(line=line, grid=grid, figures=report)
@@ -276,7 +261,7 @@ class Preparation:
     def train_recognizer(self) -> Result:
         """Train the recogniser, or load the one trained with these settings."""
         run = self.active_run
-        config = build(RecognizerConfig, self.source.section(run, "recognizer"))
+        config = build(settings.RecognizerConfig, self.source.section(run, "recognizer"))
         front_end = Mel(recognizer_mel(self.front_end.config))
         self.recognizer, origin = parts.train_or_load_recognizer(
             run, config, self.checked.kept, front_end, self.source.language
@@ -287,7 +272,7 @@ class Preparation:
     def align(self) -> Result:
         """Align each text with its recording; reject the clips whose text does not fit."""
         run = self.active_run
-        config = build(AlignConfig, run.section("align"))
+        config = build(settings.AlignConfig, run.section("align"))
         rows = config.draw(self.checked.kept)
         digests = self.checked.digests(rows)
         path = run.path("aligned.json")
@@ -305,17 +290,20 @@ class Preparation:
         """Cut recordings that are too long at their pauses; the originals are not changed."""
         run = self.active_run
         too_long = {finding.id for finding in self.aligned.too_long}
+        reason = ""
         if not self.matched.judged:
+            reason = "the recogniser is not good enough to find the words"
+        elif "pauses" not in extras.offered("SEGMENTERS"):
+            reason = "the extra long_recordings, which cuts them, is not in kit/extras"
+        if reason:
             self.cut = self.aligned
-            line = "Nothing is cut: the recogniser is not good enough to find the words."
+            line = f"Nothing is cut: {reason}."
             if too_long:
                 line += f" Rejected as too long: {len(too_long):,} of the recordings."
             return Result(line=line)
-        cutter = Segmenter(
-            recognizer=self.recognizer,
-            cuts=SegmentConfig(max_s=self.rules.max_clip_s),
-            language=self.rules.language,
-        )
+        new_segmenter = extras.load("SEGMENTERS", "pauses")
+        rules = self.rules
+        cutter = new_segmenter(self.recognizer, rules.language, rules.max_clip_s, rules.respell)
         rows = read_dataset(self.folder, self.rules).rows if too_long else []
         rows = [row for row in rows if row.id in too_long]
         with on_device(run.hw.device, self.recognizer):
@@ -387,16 +375,9 @@ class Preparation:
         made_from = run.path("recognizer.safetensors"), run.index()
         key = digest(*map(file_digest, made_from))
         if run.figure("data", "words_key") != key or not path.is_file():
+            tools = (self.tokenizer, self.recognizer, self.codec.frame_rate)
             with on_device(run.hw.device, self.recognizer):
-                rows = find_words(
-                    self.rows,
-                    self.cache,
-                    self.tokenizer,
-                    self.recognizer,
-                    self.codec.frame_rate,
-                    path,
-                    Ticker("words found"),
-                )
+                rows = find_words(self.rows, self.cache, *tools, path, Ticker("words found"))
             run.record(data={"rows_with_words": rows, "words_key": key})
         rows = run.figure("data", "rows_with_words")
         return Result(

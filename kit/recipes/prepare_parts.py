@@ -41,6 +41,7 @@ from kit.settings import (
 )
 from kit.streams.formats import require_known_format
 from kit.text import train_tokenizer
+from kit.text.normalize import language_rules
 from kit.text.tokenizer import BaseTokenizer, Tokenizer, load_tokenizer
 
 SOUND_ONLY = ("griffin_lim_iters", "griffin_lim_power")
@@ -62,6 +63,16 @@ def fetch_recordings(
     return make_corpus(corpus, run.path("corpus"), Ticker("spoken"))
 
 
+def fetch_evaluation(source: RunSource, run: ActiveRun, rules: ManifestConfig) -> Path | None:
+    """Download or unpack the recordings of `source.eval_data`; return their folder, or None."""
+    if not source.eval_data:
+        return None
+    archive = build(ArchiveConfig, run.section("archive"))
+    hub = build(HubConfig, run.section("hub"))
+    folder, ticker = run.path("unpacked-eval"), Ticker("bytes unpacked")
+    return fetch_dataset(source.eval_data, folder, archive, hub, ticker, rules)
+
+
 def train_or_load_tokenizer(
     run: ActiveRun, config: TokenizerConfig, lines: list[str], source: RunSource
 ) -> BaseTokenizer:
@@ -72,7 +83,7 @@ def train_or_load_tokenizer(
     path = run.path("tokenizer.model")
     base = load_base_tokenizer(run, source.language)
     if source.tokenizer:
-        return own_tokenizer(path, Path(source.tokenizer), lines, base)
+        return own_tokenizer(run, config, lines, source, base)
     key_path = run.path("tokenizer.key")  # what `path` was made from
     made_from = [config, lines, source.language, text_stamp(source.text) or ""]
     if base is not None:
@@ -89,11 +100,20 @@ def train_or_load_tokenizer(
 
 
 def require_own_tokenizer(run: ActiveRun, source: RunSource) -> None:
-    """Raise KitError where `source.tokenizer` cannot be used, or leaves another setting no use."""
+    """Raise KitError where `source.tokenizer` cannot be used, or leaves another setting no use.
+
+    And where its phonemes are not those of the base voice.
+    """
+    base = load_base_tokenizer(run, source.language)
+    if base is not None and source.phonemes not in ("", base.phonemes):
+        raise KitError(
+            f"PHONEMES is {source.phonemes}, but the base voice "
+            f"{read_run_file(run.folder / START_FROM).partition(' ')[2]} spells in "
+            f"{base.phonemes or 'letters'}: leave it empty, or start from a voice of phonemes."
+        )
     if not source.tokenizer:
         return
     others = {"TEXT": source.text, "PHONEMES": source.phonemes}
-    base = load_base_tokenizer(run, source.language)
     if base is not None and not base.replaceable:
         others["BASE_MODEL"] = read_run_file(run.folder / START_FROM)
     for name, value in others.items():
@@ -121,12 +141,19 @@ def load_own_tokenizer(given: Path) -> Tokenizer:
 
 
 def own_tokenizer(
-    path: Path, given: Path, lines: list[str], base: BaseTokenizer | None = None
+    run: ActiveRun,
+    config: TokenizerConfig,
+    lines: list[str],
+    source: RunSource,
+    base: BaseTokenizer | None,
 ) -> BaseTokenizer:
-    """Copy the SentencePiece model `given` to `path` if it can spell `lines`, else KitError.
+    """Copy the SentencePiece model that `source` names to the run if it can spell `lines`.
 
-    It is made one that can stand in the place of `base`. Later the copy is enough.
+    It is made one that can stand in the place of `base`. Later the copy is enough. Raises KitError
+    where it cannot spell them, and writes them to texts.txt of the run: it can be trained on these.
     """
+    path = run.path("tokenizer.model")
+    given = Path(source.tokenizer)
     if given.is_file() or not path.exists():
         tokenizer = load_own_tokenizer(given)
         if base is not None:
@@ -134,11 +161,23 @@ def own_tokenizer(
         report = train_tokenizer.tokenizer_report(tokenizer, lines)
         limit = train_tokenizer.MAX_UNKNOWN_RATE
         if report["unknown_rate"] > limit:
+            texts = run.path("texts.txt")
+            write_atomic(texts, "\n".join([*lines, ""]))
+            fix = (
+                f"Train it on the texts as the kit normalises them, which are in {texts} "
+                f"(spm_train --input={texts}); or begin a new run that trains its own."
+            )
+            if config.respell and hasattr(language_rules(source.language), "respell"):
+                fix += (
+                    f" In `{source.language}` letters of one sound are respelt as one: if yours "
+                    "was trained on texts as they are, you can also leave letters as they are: "
+                    "--set text.respell=false, in a notebook "
+                    'start(RUN, settings={"text": {"respell": False}}).'
+                )
             raise KitError(
                 f"TOKENIZER: {given} cannot spell these texts: {report['unknown_rate']:.2%} of the "
                 f"pieces are unknown, at most {limit:.1%} may be. It lacks "
-                f"{' '.join(report['uncovered'][:40])}. Give one that was trained on text with "
-                "these, or with byte_fallback; or begin a new run that trains its own."
+                f"{' '.join(report['uncovered'][:40])}. {fix}"
             )
         write_atomic(path, given.read_bytes() if base is None else tokenizer.file_bytes())
     return load_tokenizer(path, base.language if base else "")

@@ -9,6 +9,7 @@ from kit.dataset import data_report
 from kit.dataset.alignment import Alignment
 from kit.dataset.checks import Match
 from kit.dataset.data_report import DataReport
+from kit.dataset.layouts import EVALUATION
 from kit.dataset.manifest import Utterance
 from kit.notebook.plots import bars, curves, histogram
 from kit.notebook.result import Result, Sound, players_of
@@ -30,12 +31,20 @@ def check_result(
     too_long_s = sum(finding.seconds for finding in report.too_long)
     speakers = data_report.hours_of(kept, "speaker")
     splits = data_report.hours_of(kept, "split")
+    changed, examples = report.changed_texts(source.language)
+    run.record(data={"changed_texts": changed, "changed_examples": examples})
+    of_evaluation = sum(row.id.startswith(EVALUATION) for row in kept)
     spotless = not (report.refused or report.warned)
     lines = [
         source_line,
         f"recordings in {folder}: {report.layout}",
         *report.summary(),
         f"speakers: {speakers}; splits: {splits}; language: {source.language}",
+        f"Texts changed before training: {changed}" if changed else "",
+        *(f"  {example}" for example in examples),
+        f"evaluation data: {of_evaluation:,} recordings of {source.eval_data}, all held out"
+        if source.eval_data
+        else "",
         "No clip was refused, and there are no warnings." if spotless else "",
         script_warning(kept, source.language),
         too_few_hours(run, (report.kept_s + too_long_s) / 3600),

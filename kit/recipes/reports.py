@@ -3,12 +3,15 @@
 Nothing is trained or measured again; only `Compare.listen` lets both voices speak.
 """
 
+import copy
 import dataclasses
 import shlex
 from collections.abc import Iterator
 
 import numpy as np
+import yaml
 
+from kit.base.config import load_preset, merge
 from kit.base.errors import KitError
 from kit.base.files import write_atomic
 from kit.base.formatting import figure_text, flat, format_gib, text_grid
@@ -20,6 +23,7 @@ from kit.recipes.evaluate import voice_checks
 from kit.recipes.open_run import ActiveRun, activate
 from kit.recipes.speak import Speaking
 from kit.training.logs import held_out_losses, read_log
+from kit.training.switches import load_choice
 from kit.tuning.checks import HEAD, Check, judged, table
 
 SENTENCES = 3  # to listen to
@@ -233,3 +237,32 @@ def same_level(waves: list[np.ndarray]) -> list[np.ndarray]:
     levels = [float(np.sqrt(np.mean(np.square(wave)))) if len(wave) else 0.0 for wave in waves]
     lowest = min(levels)
     return [wave * (lowest / level) if lowest else wave for wave, level in zip(waves, levels)]
+
+
+def preset(run: Run) -> Result:
+    """Return the settings of `run` as a preset: plain YAML, which `--preset` takes as a file.
+
+    What its overlay, its own settings and its benchmark changed is in it. Positions are those of
+    its preset: another run gets as many as its recordings need.
+    """
+    sections = copy.deepcopy(run.preset)
+    usual = load_preset(run.preset_name)["model"]
+    for name in run.figure("data", "positions") or {}:
+        if name not in run.settings.get("model", {}):
+            sections["model"].pop(name, None)
+            if name in usual:
+                sections["model"][name] = usual[name]
+    own = run.settings
+    choice = load_choice(run.folder / "speed.yaml")
+    measured = merge(sections["speed"], choice.get("speed", {}))
+    sections["speed"] = merge(measured, own.get("speed", {}))
+    size = choice.get("data", {}).get("micro_batch")
+    if size and "micro_batch" not in own.get("data", {}):
+        sections["data"]["micro_batch"] = size
+    # A run's own settings come before what a preset changes for recordings, or for a base voice.
+    for changes in (sections.get("recordings", {}), sections.get("base_model", {})):
+        for name in changes.keys() & own.keys():
+            is_other_codec = name == "codec" and "kind" in own[name]
+            changes[name] = {} if is_other_codec else merge(changes[name], own[name])
+    text = yaml.safe_dump(sections, allow_unicode=True, sort_keys=False)
+    return Result(line=f"# The settings of the run {run.name}, preset {run.preset_name}.\n{text}")

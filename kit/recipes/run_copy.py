@@ -29,7 +29,7 @@ from kit.settings import DataConfig
 COPY_EVERY_S = 10.0
 LITTER_AGE_S = 900.0  # age of a partial copy from which its machine is gone
 # Folders of recordings, which 01_data_prep makes again from their source, and export/ as a zip.
-NOT_COPIED = ("corpus", "unpacked", "long", "clips", "requests", "download")
+NOT_COPIED = ("corpus", "unpacked", "unpacked-eval", "long", "clips", "requests", "download")
 CLIPS = "clips.tar"  # the held-out recordings, which later notebooks need
 _COPIES: dict[Path, "RunCopy"] = {}  # by the run's folder: a first cell may be run twice
 
@@ -87,10 +87,6 @@ class RunCopy:
             self.thread = threading.Thread(target=self._copy_changes, name="kept", daemon=True)
             self.thread.start()
             atexit.register(self.stop)
-
-    def fetch_codes(self, run: Run) -> None:
-        """Fetch what of the code cache belongs to `run`."""
-        self.codes.fetch(code_files(run))
 
     def fetch_record(self) -> None:
         """Fetch the figures that another machine has recorded since the last copy."""
@@ -158,22 +154,19 @@ def pack_clips(folder: Path) -> None:
 
 def unpack_clips(folder: Path) -> None:
     """Unpack held-out recordings that are missing, and write their new paths to the manifest."""
-    try:
-        _unpack_clips(folder)
-    except (DatasetError, tarfile.TarError) as error:  # 01_data_prep opens the run to fix both
-        print(f"Held-out recordings in {folder / CLIPS} stay packed: {error}")
-
-
-def _unpack_clips(folder: Path) -> None:
     archive_path = folder / CLIPS
     if not archive_path.is_file() or not (folder / "manifest.jsonl").is_file():
         return
-    rows = read_manifest(folder)
-    missing = {r.id for r in rows if r.split != "train" and not Path(r.audio).is_file()}
-    if not missing:
+    try:
+        rows = read_manifest(folder)
+        missing = {r.id for r in rows if r.split != "train" and not Path(r.audio).is_file()}
+        if not missing:
+            return
+        with disk_errors(folder / "clips"), tarfile.open(archive_path) as archive:
+            archive.extractall(folder / "clips", filter="data")
+    except (DatasetError, tarfile.TarError) as error:  # 01_data_prep opens the run to fix both
+        print(f"Held-out recordings in {archive_path} stay packed: {error}")
         return
-    with disk_errors(folder / "clips"), tarfile.open(archive_path) as archive:
-        archive.extractall(folder / "clips", filter="data")
     for number, row in enumerate(rows):
         clip = folder / "clips" / _clip_name(row)
         if row.id in missing and clip.is_file():

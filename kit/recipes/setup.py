@@ -36,18 +36,11 @@ class Setup:
     ):
         self.active = run
         self.own = own
-        self.train = build(TrainConfig, run.section("train"))
 
     def run(self) -> Iterator[Result]:
-        """Run every step, in order; `python -m kit setup`."""
-        yield self.machine()
-        yield self.choices()
-        yield self.products()
-        yield self.memory()
-        yield self.advice()
-        yield self.use()
-        yield self.time()
-        yield self.summary()
+        steps = (self.machine, self.choices, self.products, self.memory)
+        for step in (*steps, self.advice, self.use, self.time, self.summary):
+            yield step()
 
     def machine(self) -> Result:
         run = self.active
@@ -152,7 +145,7 @@ class Setup:
         gflops = flop / hardware.matmul_seconds(torch.float32, device="cpu") / 1e9
         reasons = f"{run.threads.reason}; {run.precision.reason}"
         slow = f"{reasons}; fp32 matmuls at {gflops:,.0f} GFLOP/s"
-        _, line = estimate_time(self.train, step_s, budget, slow)
+        _, line = estimate_time(build(TrainConfig, run.section("train")), step_s, budget, slow)
         if own.minutes > budget.minutes:
             line += (
                 f"\nThat is for the built-in corpus. With recordings of your own, training gets "

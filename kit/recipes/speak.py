@@ -1,6 +1,5 @@
 """Notebook 04 and `python -m kit speak`: say texts, measure what that costs, export the voice."""
 
-import csv
 import dataclasses
 import io
 import time
@@ -12,36 +11,33 @@ import numpy as np
 import soundfile
 import torch
 
-from kit.audio.recognizer import load_recognizer
 from kit.audio.spectrogram import load_reference
 from kit.base import files
 from kit.base.config import build
 from kit.base.errors import KitError, SpeechError
-from kit.base.formatting import clock, join_names, nearest
+from kit.base.formatting import join_names, nearest
 from kit.base.hardware import detect
 from kit.base.run import read_run_file
-from kit.batches.code_cache import CodeCache
 from kit.dataset.data_report import rows_in_split
 from kit.dataset.manifest import read_manifest
-from kit.inference import compare_formats as measure
-from kit.inference.evaluate import save_samples, score
+from kit.inference.compare_formats import voices_by_format
+from kit.inference.evaluate import save_samples
 from kit.inference.export import CARD, load_export, read_card
 from kit.inference.voice import Speech, Voice, remark
 from kit.inference.voice_files import load_voice
-from kit.notebook.plots import bars, curves, mel_picture
-from kit.notebook.progress import Ticker
+from kit.notebook.plots import mel_picture
 from kit.notebook.result import Result, Sound, players_of
 from kit.notebook.speech_panels import SpeakPanel, show_download_button, zip_folder
 from kit.recipes.base_model import release_in, voice_folder
-from kit.recipes.evaluate import OTHER_FILES
 from kit.recipes.exports import chosen_weights, current_export, write_export
 from kit.recipes.open_run import ActiveRun, sampling_of
+from kit.recipes.speak_file import speak_file
+from kit.recipes.speaking_costs import SpeakingCosts
 from kit.recipes.start import is_colab
 from kit.settings import GenerateConfig, InferConfig
 
 BREAD = "ትናንት እናቴ ከገበያ ትኩስ ዳቦ ገዛች"  # yesterday my mother bought fresh bread from the market
 COMPARED = 3  # sentences that two voices say side by side
-STEPS = ("first_sound", "kv_cache", "batches", "compare_formats", "real_time_factor")
 SETTINGS = {  # of GenerateConfig
     "temperature": "0 takes the most likely code, 1 samples from the model's own probabilities",
     "top_k": "sample only from this many of the most likely codes; 0: all",
@@ -53,17 +49,13 @@ SETTINGS = {  # of GenerateConfig
     "seed": "another number gives another candidate",
 }
 SOUND_FILES = {".wav": "WAV", ".flac": "FLAC", ".ogg": "OGG", ".mp3": "MP3"}
-# Of a file of sentences.
-BATCH = 16  # that are spoken before their files are written
-INDEX = "index.csv"
-COLUMNS = ("audio", "text", "speaker", "seconds", "ended")
 
 
 class Speaking:
     """The voice of a run, ready to speak; `run()` is all of the notebook.
 
     `sentence` and `story` are what it says; if empty, an example of its language and a few held-out
-    sentences. Raises KitError if an earlier notebook has not run yet or a file is damaged.
+    sentences.
     """
 
     def __init__(self, run: ActiveRun, sentence: str = "", story: str = ""):
@@ -108,7 +100,7 @@ class Speaking:
     @cached_property
     def voices(self) -> dict[str, Voice]:
         """The voice in every number format of the preset, by the format's name, fp32 first."""
-        return measure.voices_by_format(self.voice, self.config.formats, self.config.compiled)
+        return voices_by_format(self.voice, self.config.formats, self.config.compiled)
 
     def run(self) -> Iterator[Result]:
         """Run every step; measurements of the same voice on the same machine are reused."""
@@ -222,9 +214,8 @@ class Speaking:
     def compare(self, first: str = "", second: str = "") -> Result:
         """A few sentences by two voices, with the two players of each side by side.
 
-        Each is a number format of this voice, or the folder of another exported voice. Defaults:
-        fp32, and int8 where there is one. Raises SpeechError for a name that is neither, and for
-        sentences that the other voice cannot say.
+        Each is a number format of this voice (fp32, and int8 where there is one), or the folder of
+        another exported voice. Raises SpeechError for sentences that the other cannot say.
         """
         names = list(self.voices)
         second = second or ("int8" if "int8" in names else names[-1])
@@ -280,10 +271,7 @@ class Speaking:
         return Result(line=f"{folder}: {megabytes(folder)}; {same}", sounds=[sound])
 
     def download(self) -> Result:
-        """The exported voice as one zip file, with a link or, on Colab, a button to download it.
-
-        Raises KitError if there is no trained voice.
-        """
+        """The exported voice as one zip file, with a link or, on Colab, a button to download it."""
         run = self.active_run
         folder = current_export(run)
         path = run.path("download", f"{run.name}.zip")
@@ -327,149 +315,6 @@ def megabytes(path: Path) -> str:
     return f"{sum(part.stat().st_size for part in parts) / 1e6:.1f} MB"
 
 
-class SpeakingCosts:
-    """Measures `speaking`, the voice of a run, and records the figures under `infer`."""
-
-    def __init__(self, speaking: Speaking):
-        self.speaking = speaking
-        self.lengths = speaking.config.lengths  # codes
-
-    def run(self) -> Iterator[Result]:
-        """Yield every measurement; those of the same voice on the same machine are reused."""
-        for step in STEPS:
-            figures = files.read_result(self.cache_path(step), self.fingerprint)
-            if figures is None:
-                yield getattr(self, step)()
-            else:
-                self.speaking.active_run.record(infer=figures)
-                line = f"{step}: measured before, of this voice on this machine"
-                yield Result(line=line, figures=figures, shown=False)
-
-    @property
-    def fp32_voice(self) -> Voice:
-        """The baseline of comparisons; by default a GPU speaks in half precision."""
-        return next(iter(self.speaking.voices.values()))
-
-    def cache_path(self, step: str) -> Path:
-        return self.speaking.active_run.folder / "measured" / f"{step}.json"
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """A digest of all that measurements depend on: the voice's files, settings, machine."""
-        own = self.speaking
-        run = own.active_run
-        paths = [run.folder / name for name in (own.weights_file.name, *OTHER_FILES)]
-        parts = (files.file_digests(paths), own.config, own.sampling, own.story, run.hw.name)
-        return files.digest(*parts)
-
-    def record(
-        self, step: str, line: str, pictures: list, figures: dict, grid: list = ()
-    ) -> Result:
-        """Save `figures` of `step` in the cache and in the report; returns the step's result."""
-        files.save_result(self.cache_path(step), self.fingerprint, figures)
-        self.speaking.active_run.record(infer=figures)
-        return Result(line=line, pictures=pictures, figures=figures, shown=False, grid=grid)
-
-    def first_sound(self) -> Result:
-        """Time from the story to its first chunk of sound, in every format, and to all of it."""
-        own = self.speaking
-        wait_ms = {
-            name: 1000 * measure.time_to_first_audio_s(voice, own.story, own.sampling)
-            for name, voice in own.voices.items()
-        }
-        first_ms = next(iter(wait_ms.values()))
-        complete_s = measure.median_seconds(
-            lambda: self.fp32_voice.speak([own.story], own.speaker, own.read_once), 1, warm=False
-        )
-        wait_ms["fp32, all of it"] = 1000 * complete_s
-        line = f"The first sound comes after {first_ms:.0f} ms, all of it after {complete_s:.1f} s"
-        picture = bars(list(wait_ms), wait_ms.values(), "ms", "From the text to the first sound")
-        return self.record("first_sound", line, [picture], {"first_sound_ms": first_ms})
-
-    def kv_cache(self) -> Result:
-        """Seconds for some numbers of codes, without a key-value cache and with it."""
-        own = self.speaking
-        without = dataclasses.replace(own.sampling, kv_cache=False)
-        off_s = [measure.speak_seconds(own.voice, n, without) for n in self.lengths]
-        on_s = [measure.speak_seconds(own.voice, n, own.sampling) for n in self.lengths]
-        speedup = off_s[-1] / on_s[-1]
-        line = f"{speedup:.1f} times as fast with the cache at {self.lengths[-1]} codes"
-        lines = {"cache off": (self.lengths, off_s), "cache on": (self.lengths, on_s)}
-        picture = curves(lines, "codes spoken", "seconds")
-        return self.record("kv_cache", line, [picture], {"kv_speedup": speedup})
-
-    def batches(self) -> Result:
-        """Codes per second of a whole batch, by its size."""
-        own = self.speaking
-        length = self.lengths[0]
-        codes_per_s = {}
-        for rows in own.config.batches:
-            seconds = measure.speak_seconds(own.voice, length, own.sampling, batch=rows)
-            codes_per_s[f"batch {rows}"] = rows * length / seconds
-        best = max(codes_per_s, key=codes_per_s.get)
-        line = f"{best}: {codes_per_s[best]:,.0f} codes/s, all together"
-        title = "Codes per second, all together"
-        picture = bars(list(codes_per_s), codes_per_s.values(), "codes/s", title)
-        return self.record("batches", line, [picture], {"batch_codes_per_s": codes_per_s})
-
-    def compare_formats(self) -> Result:
-        """Every format beside fp32 (speed, size, agreement, CER), and the one to choose."""
-        own = self.speaking
-        run = own.active_run
-        recognizer = load_recognizer(run.path("recognizer.safetensors")).to(run.hw.device)
-        rows = measure.recorded_examples(CodeCache(run.index()), own.config.rows)
-        sentences = own.held_out[: own.config.sentences]
-
-        def error_rate(voice: Voice) -> float:
-            # Compiling for another batch size takes long.
-            batch = 1 if voice.decoder.compiles else 64
-            return score(voice, sentences, recognizer, own.read_once, batch)[0].cer
-
-        formats = measure.measure_formats(
-            own.voices, self.lengths[-1], own.read_once, rows, error_rate
-        )
-        chosen, objection = measure.choose_format(formats)
-        names = [each.name for each in formats]
-        speeds = [each.codes_per_s for each in formats]
-        sizes_mb = [each.weight_bytes / 1e6 for each in formats]
-        errors_percent = [100 * each.cer for each in formats]
-        error_title = f"Character error rate, {len(sentences)} held-out sentences"
-        pictures = [
-            bars(names, speeds, "codes/s", "One sentence at a time"),
-            bars(names, sizes_mb, "MB", "Weights in memory"),
-            bars(names, errors_percent, "%", error_title),
-        ]
-        line = f"{chosen.name} ({chosen.ran}): {chosen.speedup:.2f} times fp32"
-        if objection:
-            line += f". {objection}"
-        figures = {"cer_fp32": formats[0].cer, "chosen": chosen.name, "variants": {}}
-        for each in formats:
-            figures["variants"][each.name] = {"codes_per_s": each.codes_per_s, "cer": each.cer}
-            if each.name == "int8":
-                figures |= {"int8_speedup": each.speedup, "cer_int8": each.cer}
-                figures |= {f"int8_{name}": value for name, value in vars(each.cost).items()}
-        table = measure.formats_table(formats)
-        return self.record("compare_formats", line, pictures, figures, table)
-
-    def real_time_factor(self) -> Result:
-        """Seconds of work per second of speech on one core, text to waveform."""
-        own = self.speaking
-        chosen = own.active_run.require_figure("infer", "chosen", "04_inference")
-        texts = [row.text for row in own.held_out[:10]]
-        as_preset = measure.real_time_factor(self.fp32_voice, texts, own.sampling)
-        once = measure.real_time_factor(self.fp32_voice, texts, own.read_once)
-        factors = {"fp32, as the preset says": as_preset, "fp32, one candidate": once}
-        best = once
-        if chosen != "fp32":
-            best = measure.real_time_factor(own.voices[chosen], texts, own.read_once)
-            factors[f"{chosen}, one candidate"] = best
-        line = f"{as_preset:.3f} s of work per second of speech; {once:.3f} s with one candidate"
-        picture = bars(list(factors), factors.values(), "seconds of work per second of speech")
-        figures = {"real_time_factor": as_preset, "real_time_factor_once": once}
-        figures["real_time_factor_chosen"] = best
-        return self.record("real_time_factor", line, [picture], figures)
-
-
 def speak(
     run: ActiveRun | str,
     text: str | None = None,  # say only this (measure every way to speak, and export)
@@ -480,11 +325,7 @@ def speak(
     speaker: str = "",  # who says it (the first)
     reference: str = "",  # a recording of another person, to sound like that
 ) -> Iterator[Result]:
-    """Say `text` or the lines of `file`; without both, take all steps of 04_inference.
-
-    In the run's voice, or in the exported `voice`, a folder or hf://OWNER/NAME. Raises KitError for
-    options that do not belong together.
-    """
+    """Say `text` or the lines of `file`; without both, take all steps of 04_inference."""
     if text is None and file is None:
         if voice or reference or speaker or dtype or out:
             raise KitError("Add a --text to say, or a --file of sentences.")
@@ -536,75 +377,3 @@ def written(result: Result, path: Path) -> Result:
     files.write_atomic(path, data.getvalue())
     line = f"{result.line}\nWritten: {path}"
     return dataclasses.replace(result, line=line, figures={"audio": str(path)}, shown=False)
-
-
-def speak_file(
-    voice: Voice, file: Path, folder: Path, config: GenerateConfig, speaker: str = ""
-) -> Result:
-    """Speak each line of `file` into `folder`: 00001.wav ... by its number, and index.csv.
-
-    What is in the index is not spoken again. Raises KitError for a file that cannot be read and a
-    folder with other texts, SpeechError, before any work, for a line that cannot be spoken.
-    """
-    try:
-        lines = file.expanduser().read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise KitError(f"--file {file} cannot be read as UTF-8 text: {error}") from error
-    texts = {f"{number:05}.wav": line.strip() for number, line in enumerate(lines, 1)}
-    texts = {audio: text for audio, text in texts.items() if text}
-    if not texts:
-        raise KitError(f"{file} has no text: write a sentence a line.")
-    speaker = speaker or voice.speakers[0]
-    voice.reference(speaker)
-    for audio, text in texts.items():
-        try:
-            voice.parts(text)
-        except SpeechError as error:
-            raise SpeechError(f"{file}, line {int(audio[:-4])}: {error}") from error
-    folder = files.make_folder(folder.expanduser())
-    rows = {name: row for name, row in read_index(folder / INDEX).items() if name in texts}
-    for audio, row in rows.items():
-        if (row["text"], row["speaker"]) != (texts[audio], speaker):
-            raise KitError(
-                f"{folder / audio} is {row['text']!r} by {row['speaker']!r}, not {texts[audio]!r} "
-                f"by {speaker!r}: delete it, or name another folder with --out."
-            )
-    missing = [name for name in texts if name not in rows]
-    tick = Ticker("sentences spoken")
-    for first in range(0, len(missing), BATCH):
-        names = missing[first : first + BATCH]
-        spoken = voice.speak([texts[name] for name in names], speaker, config)
-        for audio, speech in zip(names, spoken):
-            sound = sound_of(voice, speech)
-            files.write_atomic(folder / audio, sound.wav_bytes())
-            seconds = f"{len(sound.wave) / sound.sample_rate_hz:.3f}"
-            ended = "yes" if speech.stopped else "no"
-            rows[audio] = dict(zip(COLUMNS, (audio, texts[audio], speaker, seconds, ended)))
-        write_index(folder / INDEX, [rows[name] for name in texts if name in rows])
-        tick(first + len(names), len(missing))
-    seconds = sum(float(row["seconds"]) for row in rows.values())
-    not_ended = sum(row["ended"] == "no" for row in rows.values())
-    figures = {"sentences": len(rows), "spoken_now": len(missing), "not_ended": not_ended}
-    line = f"{len(rows)} sentences, {clock(seconds)} of speech: {folder / INDEX}"
-    if not_ended:
-        line += f"\n{not_ended} were cut at the length limit (`ended` is no): listen"
-    return Result(line=line, figures=figures, shown=False)
-
-
-def read_index(path: Path) -> dict[str, dict]:
-    """Return the rows of an index whose files are there, by file. Raises KitError for others."""
-    if not path.is_file():
-        return {}
-    with path.open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        if reader.fieldnames != list(COLUMNS):
-            raise KitError(f"{path} is not from this command: name another folder with --out.")
-        return {row["audio"]: row for row in reader if (path.parent / row["audio"]).is_file()}
-
-
-def write_index(path: Path, rows: list[dict]) -> None:
-    file = io.StringIO(newline="")
-    table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-    table.writeheader()
-    table.writerows(rows)
-    files.write_atomic(path, file.getvalue())

@@ -6,12 +6,15 @@
 
 import dataclasses
 import os
+import shlex
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
 from kit.base.config import build
 from kit.base.errors import KitError
 from kit.base.formatting import text_grid
+from kit.base.run import read_run_file, require_run
 from kit.batches.code_stream import prefetched, validation_batches
 from kit.model import text_attention
 from kit.model.gpt import SpeechGPT
@@ -34,25 +37,17 @@ from kit.recipes.training_listeners import (
 )
 from kit.recipes.training_plan import TrainingPlan, verdict_figures
 from kit.settings import EvaluateConfig
-from kit.training import logs
+from kit.training import logs, process
 from kit.training import run as training_runs
 from kit.training.ranks import Ranks, broadcast_order
 from kit.training.switches import wants_few_shapes
-from kit.tuning.checks import (
-    Check,
-    diagnose,
-    guess_loss,
-    learning_checks,
-    problems,
-    step_shares,
-    table,
-    training_checks,
-)
+from kit.tuning import checks
 from kit.tuning.memory_plan import count_parameters, trainable_of
-from kit.tuning.monitor import Monitor, StepProfiler
+from kit.tuning.monitor import STATUS, Monitor, StepProfiler
 from kit.tuning.preflight import limit_memory
 
 BOARD_PROJECT = "voicekit"  # in W&B and trackio
+POLL_S = 0.5  # between two looks whether a profile is there
 ALIGNED_ROWS = 4  # training rows that show which head follows the text
 
 
@@ -88,7 +83,7 @@ class Training(TrainingPlan):
     def batches(self, position: dict | None = None):
         """Endless training batches from `position` on (None: the beginning)."""
         stream = self.data.stream("train", position, few_shapes=self.pads())
-        return prefetched(stream, self.data.config.workers)
+        return prefetched(stream, self.data.config)
 
     def pads(self) -> bool:
         """Whether the trainer, once it is there, pads its rows to fixed lengths."""
@@ -125,7 +120,7 @@ class Training(TrainingPlan):
             return Result(line=f"Stopped at {where}. Run this again to resume from its checkpoint.")
         failure = self.failure(rows)
         line = f"Trained to {where}.{self.steps_kept()} {failure}".strip()
-        return Result(line=line, grid=table(self.log_checks(rows)), failed=bool(failure))
+        return Result(line=line, grid=checks.table(self.log_checks(rows)), failed=bool(failure))
 
     def rows(self) -> list[dict]:
         """The log, one dict a step. Raises KitError before the first one."""
@@ -141,7 +136,7 @@ class Training(TrainingPlan):
         """
         run = self.active
         if self.panel_plan is None:  # started by hand: a request of an earlier run does not count
-            training_runs.clear_requests(run.folder)
+            process.clear_requests(run.folder)
         limit_memory(run.hw, run.section("memory")["max_memory_fraction"])
         self.judge()
         configs = {"switches": self.speed, "train": self.config, "data": self.data.config}
@@ -161,15 +156,15 @@ class Training(TrainingPlan):
         lines = Lines()
         pace = Pace()
         latest = {}
-        with training_runs.stop_signals() as signals, monitor, profiler:
+        with process.stop_signals() as signals, monitor, profiler:
 
             def should_stop() -> bool:
-                return bool(signals) or training_runs.is_requested(run.folder, training_runs.STOP)
+                return bool(signals) or process.is_requested(run.folder, process.STOP)
 
             for event in self.job.events(should_stop):
                 if not latest:
                     print(f"Training with {self.job.trainer.applied.line}")
-                if training_runs.take_request(run.folder, training_runs.PROFILE):
+                if process.take_request(run.folder, process.PROFILE):
                     profiler.request()
                 profiler(event)
                 latest.update(newest([dataclasses.asdict(event)]))
@@ -177,7 +172,7 @@ class Training(TrainingPlan):
                 step_notes = [f"step {event.step}: {event.note}"] if event.note else []
                 lines.show(latest, progress_texts(latest, pace), step_notes)
         self.record(monitor)
-        print(text_grid(table(self.log_checks(logs.read_log(self.process.log)))))
+        print(text_grid(checks.table(self.log_checks(logs.read_log(self.process.log)))))
         if signals:
             print(self.reached())
             self.summary()
@@ -299,7 +294,7 @@ class Training(TrainingPlan):
             "finished": self.finished,
             "alignment_head": head and head._asdict(),
             "finetune": finetuning,
-            "step_shares": step_shares(rows),
+            "step_shares": checks.step_shares(rows),
             "checks": [check._asdict() for check in self.log_checks(rows)],
         }
         self.active.record(train=figures | more)
@@ -311,17 +306,17 @@ class Training(TrainingPlan):
     def limits(self) -> dict[str, float]:
         """What `learning_checks` compares with."""
         clear_cer = build(EvaluateConfig, self.active.section("evaluate")).worst_cer
-        return {"guess_loss": guess_loss(self.model), "clear_cer": clear_cer}
+        return {"guess_loss": checks.guess_loss(self.model), "clear_cer": clear_cer}
 
-    def log_checks(self, rows: list[dict]) -> list[Check]:
+    def log_checks(self, rows: list[dict]) -> list[checks.Check]:
         """Whether a training with such a log goes well, and what its steps wait for."""
         on = [switch.name for switch in self.offered if switch.on]
-        waits = diagnose(rows, self.active.hw, on, self.data.config.workers)
-        return training_checks(rows, **self.limits) + waits
+        waits = checks.diagnose(rows, self.active.hw, on, self.data.config.workers)
+        return checks.training_checks(rows, **self.limits) + waits
 
     def failure(self, rows: list[dict]) -> str:
         """Why a training that has finished with such a log has failed; "": it has learnt."""
-        faults = problems(learning_checks(rows, **self.limits))
+        faults = checks.problems(checks.learning_checks(rows, **self.limits))
         return f"This training has failed: {'; '.join(faults)}." if faults else ""
 
     def sound(self) -> Result:
@@ -350,3 +345,26 @@ class TrainAlong:
         training.job = training.training_run(validation, evaluate=gate)
         for _ in training.job.events():
             pass
+
+
+def profile(run: str) -> Result:
+    """Profile ten steps of the training of the run of this name, which another process runs.
+
+    Raises KitError where none does on this machine, and where it ends before.
+    """
+    folder = require_run(run)
+    training = process.TrainingProcess(folder)
+    status = folder / PROFILES / STATUS
+    status.unlink(missing_ok=True)
+    command = f"python -m kit train --run {shlex.quote(folder.name)}"
+    if training.running:
+        training.request(process.PROFILE)
+    while training.running:
+        done = read_run_file(status)
+        if done and not done.startswith("Profiling"):
+            return Result(line=f"{done} The operators that took most are in {status.parent}.")
+        time.sleep(POLL_S)
+    raise KitError(
+        f"No training of `{folder.name}` runs on this machine, or it ended before ten steps were "
+        f"profiled. Start it ({command}), and give this command beside it."
+    )

@@ -139,21 +139,20 @@ class TrainingData:
         return self.stream().batches_an_epoch
 
     @property
-    def longest_row(self) -> dict[str, int]:
-        """Text ids and codes of the longest rows, for a Workload."""
-        return {"text_ids": self.cache.longest("texts"), "codes": self.cache.longest("codes")}
-
-    @property
     def habits(self) -> Habits:
-        return Habits(longest_text=longest_text(self.cache), pace=slowest_pace(self.cache))
+        return Habits(
+            longest_text=longest_text(self.cache),
+            pace=slowest_pace(self.cache),
+            respell=section_for_run(self.run, "text").get("respell", True),
+        )
 
     def voice(self) -> Voice:
-        """A voice that waits for its model."""
+        """A voice that waits for its model; speakers of held-out recordings alone speak, too."""
         return Voice(
             model=None,
             codec=self.codec,
             tokenizer=self.tokenizer,
-            references=speaker_references(self.cache),
+            references=speaker_references(self.cache, "held_out") | speaker_references(self.cache),
             front_end=self.front_end,
             language=self.language,
             habits=self.habits,
@@ -171,8 +170,10 @@ class TrainingData:
         recordings = {row.id: row.audio for row in read_manifest(self.run.folder)}
         rate_hz = self.codec.input_sample_rate
         vectors = {}
+        rows = code_cache.reference_rows(self.cache, "held_out")
+        rows |= code_cache.reference_rows(self.cache)
         with on_device(self.run.hw.device, self.codec):
-            for speaker, i in code_cache.reference_rows(self.cache).items():
+            for speaker, i in rows.items():
                 wave = load_reference(recordings[self.cache.rows[i]["id"]], rate_hz)
                 vectors[speaker] = self.codec.speaker_embedding(wave, rate_hz).cpu()
         return vectors
@@ -187,12 +188,14 @@ class TrainingData:
 
     def save_references(self, head: AlignmentHead | None = None) -> None:
         """Save what goes with the voice: reference clips, habits, the `head` that follows text."""
+        references = speaker_references(self.cache)
+        vectors = self.speaker_vectors
         voice_files.save_references(
-            speaker_references(self.cache),
+            references,
             self.run.path("references.safetensors"),
             self.habits.with_alignment_head(head),
             self.front_end.config,
-            self.speaker_vectors,
+            {name: vector for name, vector in vectors.items() if name in references},
         )
 
 

@@ -134,4 +134,8 @@ def monitor_fields(monitor: Monitor) -> dict:
     if not monitor.samples:
         return {}
     newest = monitor.samples[-1]
-    return {"device_bytes": newest.memory_bytes, "load": newest.load}
+    return {
+        "device_bytes": newest.memory_bytes,
+        "load": newest.load,
+        "ram_bytes": newest.ram_bytes,
+    }

@@ -20,9 +20,9 @@ from kit.recipes.training_data import TrainingData
 from kit.settings import EvaluateConfig, GPTConfig, SpeedConfig, TimeBudget, TrainConfig
 from kit.training.config import Finetuning
 from kit.training.logs import read_log
-from kit.training.run import TrainingProcess
+from kit.training.process import TrainingProcess
 from kit.training.switches import LABELS, load_choice, switches, wants_few_shapes
-from kit.tuning import estimate
+from kit.tuning import estimate, preflight
 from kit.tuning.cards import step_flop
 from kit.tuning.checks import recognizer_warning
 from kit.tuning.memory_plan import (
@@ -31,14 +31,6 @@ from kit.tuning.memory_plan import (
     count_trained,
     plan_memory,
     trainable_of,
-)
-from kit.tuning.preflight import (
-    Verdict,
-    changed_settings,
-    first_fitting,
-    make_fit,
-    preflight,
-    trial_rows,
 )
 
 TRIAL_STEPS = 8
@@ -185,22 +177,21 @@ class TrainingPlan:
         """
         work = self.workload()
         if self.process.running:
-            self.verdict = Verdict(
+            self.verdict = preflight.Verdict(
                 fits=True,
                 micro_batch=work.data.micro_batch,
                 planned_bytes=work.planned_bytes,
-                measured_bytes=None,
                 limit_bytes=int(work.max_memory_fraction * work.hw.memory_bytes),
                 tried=False,
                 change="",
                 untried_reason="the run is training at this moment",
             )
             return Result(line=str(self.verdict))
-        verdict = in_process(preflight, work)
+        verdict = in_process(preflight.preflight, work)
         line = str(verdict)
         if not verdict.fits:
-            fitting, verdict = in_process(make_fit, work, self.kept_switches)
-            changes = ", ".join(changed_settings(work, fitting))
+            fitting, verdict = in_process(preflight.make_fit, work, self.kept_switches)
+            changes = ", ".join(preflight.changed_settings(work, fitting))
             work = fitting
             self.set_speed(work.speed)
             rows = work.data.micro_batch
@@ -231,7 +222,7 @@ class TrainingPlan:
         config = dataclasses.replace(self.finetuning.config, method=method)
         finetuning = dataclasses.replace(self.finetuning, config=config)
         other = dataclasses.replace(self.workload(), finetuning=finetuning)
-        other = first_fitting(other, self.verdict.limit_bytes, self.kept_switches)
+        other = preflight.first_fitting(other, self.verdict.limit_bytes, self.kept_switches)
         if other is None:
             return f"\n{line} would not fit here."
         times = step_flop(other, work.length) / step_flop(work, work.length)
@@ -249,6 +240,7 @@ class TrainingPlan:
     def workload(self, speed: SpeedConfig | None = None) -> Workload:
         """What a step with the switches `speed` (None: the run's) must hold in memory."""
         speed = speed or self.speed
+        cache = self.data.cache
         return run_parts.workload(
             self.active,
             model=self.model,
@@ -256,7 +248,8 @@ class TrainingPlan:
             finetuning=self.finetuning,
             speed=speed,
             data=self.data.padded(self.will_pad(speed)),
-            **self.data.longest_row,
+            text_ids=cache.longest("texts"),
+            codes=cache.longest("codes"),
         )
 
     @once
@@ -303,7 +296,7 @@ class TrainingPlan:
         batches = stream.representative_batches(TRIAL_STEPS, self.config.max_steps)
         run = self.active
         rows = in_process(
-            trial_rows,
+            preflight.trial_rows,
             self.model,
             self.config,
             speed,
@@ -385,7 +378,7 @@ def in_process(function: Callable, *arguments):
     return run_in_process(function, *arguments, preload=(__name__,))
 
 
-def verdict_figures(verdict: Verdict) -> dict:
+def verdict_figures(verdict: preflight.Verdict) -> dict:
     """What a check of the longest step measured, for the record."""
     figures = {
         "planned": verdict.planned_bytes,

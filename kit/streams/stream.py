@@ -1,4 +1,4 @@
-"""Records of a file in an order set by seed and epoch, resumed at any position; mixes of streams.
+"""Records of a file in an order set by seed and epoch, resumed at any position.
 
 A record belongs to the block (64 KiB) that holds its first byte, so blocks need no index. Blocks
 are shuffled by (seed, epoch) and taken sixteen at a time; the records of such a group are shuffled
@@ -9,7 +9,6 @@ No file stays open between reads, so an unmounted disk or a truncated file is no
 one. A file that grows is read up to the size it had when it was opened.
 """
 
-import bisect
 import contextlib
 import dataclasses
 import hashlib
@@ -23,20 +22,20 @@ from pathlib import Path
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
-from kit.base.config import require, require_least
+from kit.base.config import MAX, require, require_within
 from kit.base.errors import DatasetError
-from kit.base.files import special_file_kind
+from kit.base.files import LFS_POINTER, special_file_kind
 
 SAMPLE_BYTES = 65536
 CHUNK_BYTES = 1 << 20
 BOM = b"\xef\xbb\xbf"
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # byte order marks
 # First bytes of files that people take for plain text, and what to do about them.
 NOT_TEXT = {
-    b"\xff\xfe": "UTF-16; save it as UTF-8",
-    b"\xfe\xff": "UTF-16; save it as UTF-8",
-    b"\x1f\x8b": "gzip; unpack it first",
-    b"PK\x03\x04": "a ZIP archive or a spreadsheet; unpack it, or export it as CSV in UTF-8",
-    b"PAR1": "Parquet; export it as JSON lines",
+    b"\x1f\x8b": "gzip: unpack it first (gunzip)",
+    b"PK\x03\x04": "a ZIP archive or a spreadsheet: unpack it, or export it as CSV in UTF-8",
+    b"PAR1": "Parquet: export it as JSON lines",
+    b"version https://git-lfs": LFS_POINTER,
 }
 RESTART = "or start again from the beginning."
 FIXES = {
@@ -45,8 +44,6 @@ FIXES = {
     "role": f"Use as many ranks and workers as when it was saved, {RESTART}",
     "numpy": f"This NumPy shuffles differently: install the version used then, {RESTART}",
 }
-DRAWS = 1024  # random numbers of a mix made at a time
-END = object()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,6 +58,13 @@ class BadRecord:
     def __str__(self):
         line = "" if self.line is None else f"line {self.line}, "
         return f"{self.file}, {line}byte {self.offset}: {self.reason}"
+
+
+def require_text(path: Path, first_bytes: bytes) -> None:
+    """Raise DatasetError, with the fix, for a file that is no text by its first bytes."""
+    for magic, kind in NOT_TEXT.items():
+        if first_bytes.startswith(magic):
+            raise DatasetError(f"{path} is not text but {kind}.")
 
 
 class ByteFile:
@@ -79,9 +83,9 @@ class ByteFile:
         with self.opened() as read:
             samples = b"".join(read(start, SAMPLE_BYTES) for start in starts)
         self.fingerprint = f"{self.size}-{hashlib.blake2b(samples, digest_size=6).hexdigest()}"
-        for magic, kind in NOT_TEXT.items():
-            if samples.startswith(magic):
-                raise DatasetError(f"{self.path} is not UTF-8 text but {kind}.")
+        require_text(self.path, samples)
+        if samples.startswith(UTF_16):
+            raise DatasetError(f"{self.path} is not UTF-8 text but UTF-16: save it as UTF-8.")
         self.begin = len(BOM) if samples.startswith(BOM) else 0
 
     @contextlib.contextmanager
@@ -140,7 +144,7 @@ class StreamConfig:
     def __post_init__(self):
         require(self.seed >= 0, self, "seed", "choose 0 or more.")
         require(0 <= self.rank < self.ranks, self, "rank", f"must be from 0 to {self.ranks - 1}.")
-        require_least(self, 1, "ranks", "block_bytes", "group_blocks", "longest_record_bytes")
+        require_within(self, 1, MAX, "ranks", "block_bytes", "group_blocks", "longest_record_bytes")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -416,101 +420,3 @@ class FileStream(Stream):
             line += data.count(b"\n", counted, start - offset)
             counted = start - offset
             yield line, self._parse(start, raw, line)
-
-
-class Mix(Stream):
-    """Records of several streams (or mixes), drawn by weight.
-
-    The n-th draw is decided by (seed, epoch, share, n) alone, so a position is those of the streams
-    and a count. When a stream ends, the others continue in their proportions; with `repeat` it
-    begins its next epoch, and the mix never ends.
-    """
-
-    def __init__(
-        self, sources: list[Stream], weights: list[float], *, seed: int = 0, repeat: bool = False
-    ):
-        if len(sources) != len(weights) or not sources or min(weights) <= 0:
-            raise DatasetError(
-                f"A mix needs one weight above 0 for each stream, got {list(weights)} for "
-                f"{len(sources)} streams."
-            )
-        super().__init__(sources[0].config)
-        self.sources = list(sources)
-        self.weights = [float(weight) for weight in weights]
-        self.seed = seed
-        self.repeat = repeat
-        self._ready = False  # `seek` has set where to begin
-        self._set_draw(0, [])
-
-    def _settings(self) -> dict:
-        return {"weights": self.weights, "seed": self.seed, "repeat": self.repeat}
-
-    def identity(self) -> dict:
-        return self._settings() | {"parts": [source.identity() for source in self.sources]}
-
-    def require_identity(self, identity: object) -> None:
-        require_same("This mix", self._settings(), identity)
-        for source, part in zip(self.sources, identity["parts"]):
-            source.require_identity(part)
-
-    def position(self) -> list:
-        """[epoch, draws, streams that have ended, positions of all streams]."""
-        positions = [source.position() for source in self.sources]
-        return [self.epoch, self._drawn, list(self._ended), positions]
-
-    def seek(self, position: list) -> None:
-        self.epoch, drawn, ended, positions = position
-        self._set_draw(drawn, ended)
-        for source, own in zip(self.sources, positions):
-            source.seek(own)
-        self._ready = True
-
-    def begin_epoch(self, epoch: int) -> None:
-        for source in self.sources:
-            source.begin_epoch(epoch)
-        self.seek([epoch, 0, [], [source.position() for source in self.sources]])
-
-    def _set_draw(self, drawn: int, ended: list[int]) -> None:
-        self._drawn = drawn
-        self._ended = list(ended)
-        weights = [0 if i in ended else weight for i, weight in enumerate(self.weights)]
-        self._bounds = list(itertools.accumulate(weights))
-
-    def __iter__(self) -> Iterator:
-        if not self._ready:
-            self.begin_epoch(self.epoch)
-        self._ready = False
-        return self._draw([iter(source) for source in self.sources])
-
-    def _draw(self, parts: list[Iterator]) -> Iterator:
-        for number in self._random_numbers(self._drawn):
-            record = END
-            while record is END:
-                if not self._bounds[-1]:
-                    return
-                chosen = bisect.bisect(self._bounds, number * self._bounds[-1])
-                record = next(parts[chosen], END)
-                if record is END:
-                    record = self._restart(parts, chosen)
-            self._drawn += 1
-            yield record
-
-    def _random_numbers(self, drawn: int) -> Iterator[float]:
-        """Numbers in [0, 1) that decide draw `drawn` and those after it."""
-        first, skip = divmod(drawn, DRAWS)
-        for chunk in itertools.count(first):
-            key = (self.seed, self.epoch, self.role()[0], chunk)
-            yield from np.random.Generator(np.random.PCG64(key)).random(DRAWS).tolist()[skip:]
-            skip = 0
-
-    def _restart(self, parts: list[Iterator], ended: int):
-        """The first record of the stream's next epoch; without one END, and no more draws of it."""
-        record = END
-        if self.repeat:
-            source = self.sources[ended]
-            source.set_epoch(source.epoch + 1)
-            parts[ended] = iter(source)
-            record = next(parts[ended], END)
-        if record is END:
-            self._set_draw(self._drawn, [*self._ended, ended])
-        return record

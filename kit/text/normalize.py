@@ -6,12 +6,13 @@ the removal of invisible characters, quotes and brackets. What one language adds
 needs one function `normalize(text) -> str` (docs/extending.md). That is given composed lower-case
 text without quotes, brackets or spaces before punctuation, and must not change its own output
 again. EXAMPLE, a text that shows what it does, is tested when the file is loaded; `lower` is for
-languages whose lower case is not Python's.
+languages whose lower case is not Python's, `respell` for those with several letters of one sound.
 
 A minus before a figure is − (U+2212) in that text, however it was typed (-5, but not A-5 or 10-15);
 `read_signs` reads it. A − that is left is removed.
 """
 
+import collections
 import dataclasses
 import difflib
 import functools
@@ -56,6 +57,7 @@ _FORMS = re.compile(
     "[\u0132\u0133\u01c4-\u01cc\u01f1-\u01f3\ufb00-\ufb17\ufb50-\ufdff\ufe70-\ufefc\uff00-\uffef"
     "\U0001d400-\U0001d7ff]"
 )
+_REMOVED = {sign for sign, replaced in _PUNCTUATION.items() if replaced == " "}
 _DOTLESS = {"az", "kk"}  # languages in which I is the capital of ı, as in Turkish
 # A minus precedes a figure and follows nothing that it could join to it: it is none in A-5,
 # 10-15, 10 -15, 5%-10%, 5 €-10 € and (555) -1234, nor before the zero of a telephone number.
@@ -63,19 +65,24 @@ _MINUS = re.compile(
     rf"(?<![\w.,/)\]-])(?<!\d.)(?<!\d.[%°{CURRENCY_SIGNS}])(?<!\d[%°{CURRENCY_SIGNS})\]]\s)"
     rf"[-‐‑–](?=[%{CURRENCY_SIGNS}]?\d)(?!0\d)"
 )
+_WORD = re.compile(r"[^\W\d_]+")
 _LONE = re.compile(r"(?<!\w)['/-]+|['/-]+(?!\w)")  # these mean something between letters only
 
 
-def normalize(text: str, language: str = "am") -> str:
+def normalize(text: str, language: str = "am", respell: bool = True) -> str:
     """`text` as the tokenizer sees it. Idempotent; takes any string whatever.
 
-    Warns once of a language without a file of its own; SpeechError for one whose file does not fit.
+    Without `respell`, letters of one sound stay as they are written. Warns once of a language
+    without a file of its own; SpeechError for one whose file does not fit.
     """
     rules = language_rules(language)
-    return _normalize(text, rules, rules is None and language_code(language) in _DOTLESS)
+    dotless = rules is None and language_code(language) in _DOTLESS
+    return _normalize(text, rules, dotless, respell)
 
 
-def _normalize(text: str, rules: types.ModuleType | None, dotless: bool = False) -> str:
+def _normalize(
+    text: str, rules: types.ModuleType | None, dotless: bool = False, respell: bool = True
+) -> str:
     text = _FORMS.sub(lambda match: unicodedata.normalize("NFKC", match[0]), text)
     if rules:
         text = _MINUS.sub("−", text)
@@ -92,14 +99,45 @@ def _normalize(text: str, rules: types.ModuleType | None, dotless: bool = False)
     text = re.sub(r"[፡:](?:\s*[፡:])+|።", "። ", text)  # ፡፡ is typed more often than ።
     text = _tidy(text.replace("፡", " "))
     if rules:
+        written = text
         text = rules.normalize(text)
         if not isinstance(text, str):
             raise SpeechError(
                 f"`normalize` in {rules.__file__} gave {text!r}: it must return the text."
             )
+        if not respell and hasattr(rules, "respell"):
+            text = _as_written(text, written, rules.respell)
         text = text.replace("−", " ")
     text = text.replace("።", ".").replace("/", " ").replace("-", " ")
     return _tidy(unicodedata.normalize("NFC", _LONE.sub(" ", text)))
+
+
+def _as_written(text: str, written: str, respell: Callable[[str], str]) -> str:
+    """`text`, whose words are respelt, with those of `written` in their own letters."""
+    spellings = collections.defaultdict(list)  # of each word, in their order
+    for word in _WORD.findall(written):
+        spellings[respell(word)].append(word)
+
+    def own_spelling(match: re.Match) -> str:
+        own = spellings.get(match[0], [match[0]])
+        return own.pop(0) if len(own) > 1 else own[0]
+
+    return _WORD.sub(own_spelling, text)
+
+
+def text_changes(written: str, text: str, language: str) -> list[str]:
+    """What normalising changed of `written`, which became `text`, beside capitals and spaces."""
+    respell = getattr(language_rules(language), "respell", str)
+    respelt = (c for c in set(written) - set(text) if respell(c) != c)
+    removed = (c for c in set(written) - set(text) if ord(c) in _REMOVED)
+    has_figures = re.search(r"\d", written) and not re.search(r"\d", text)
+    signs = {
+        "letters in another form": _FORMS.search(written),
+        "letters respelt": any(respelt),
+        "signs removed": any(removed) or _UNSEEN.search(written),
+        "numbers spelt out": has_figures,
+    }
+    return [kind for kind, is_it in signs.items() if is_it]
 
 
 def _tidy(text: str) -> str:

@@ -103,7 +103,7 @@ def train_fitted_tokenizer(
         )
     lines_or_file = contextlib.nullcontext(lines)
     if text:
-        lines_or_file = extract_text(text, Path(path).parent, language)
+        lines_or_file = extract_text(text, Path(path).parent, language, config.respell)
     with lines_or_file as source:
         train_tokenizer(source, path, config)
         for _ in range(_MAX_FITTINGS if config.fitted else 0):
@@ -236,7 +236,7 @@ def substrings(texts: list[str]) -> set[str]:
 
 
 @contextlib.contextmanager
-def extract_text(source: Path, folder: Path, language: str) -> Iterator[Path]:
+def extract_text(source: Path, folder: Path, language: str, respell: bool = True) -> Iterator[Path]:
     """Yield the text of `source` as a plain file in `folder`, deleted at the end whatever happens.
 
     After a killed process the next call resumes, or starts again if anything changed.
@@ -247,14 +247,14 @@ def extract_text(source: Path, folder: Path, language: str) -> Iterator[Path]:
     path = folder / ".extracted.txt"
     mark = folder / ".extracted.json"
     try:
-        _extract(source, language, path, mark, digest(identity, language))
+        _extract(source, language, respell, path, mark, digest(identity, language, respell))
         yield path
     finally:
         for left in (path, mark, *folder.glob(f".{mark.name}.*")):
             left.unlink(missing_ok=True)
 
 
-def _extract(source: Path, language: str, path: Path, mark: Path, key: str) -> None:
+def _extract(source: Path, language: str, respell: bool, path: Path, mark: Path, key: str) -> None:
     state = {"key": key, "rows": 0, "bytes": 0, "unreadable": 0, "first_unreadable": ""}
     try:
         saved = json.loads(mark.read_bytes())
@@ -268,7 +268,7 @@ def _extract(source: Path, language: str, path: Path, mark: Path, key: str) -> N
             if isinstance(row, BadRecord):
                 state["unreadable"] += 1
                 state["first_unreadable"] = state["first_unreadable"] or str(row)
-            elif line := normalize(row, language):
+            elif line := normalize(row, language, respell):
                 file.write(f"{line}\n".encode())
             state["rows"] += 1
             if state["rows"] % SAVE_ROWS == 0:

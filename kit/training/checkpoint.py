@@ -6,7 +6,6 @@ checksum finds damage; `load_newest` then falls back to an older one. Nothing is
 
 import contextlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -126,25 +125,14 @@ def load(path: Path) -> dict:
         raise DamagedFileError(f"{path} is damaged: {error}.") from error
 
 
-def load_newest(
-    folder: Path, require: Callable[[dict], None] = lambda tree: None
-) -> tuple[dict | None, list[str]]:
-    """Load the newest sound checkpoint in `folder` (or None), with notes on damaged newer ones.
-
-    `require(tree)` raises DamagedFileError for a tree that the caller cannot resume from.
-    """
+def load_newest(folder: Path) -> tuple[dict | None, list[str]]:
+    """Load the newest sound checkpoint in `folder` (or None), with notes on damaged newer ones."""
     notes = []
     for path in reversed(checkpoints(folder)):
         try:
-            tree = load(path)
+            return load(path), notes
         except DamagedFileError as error:
             notes.append(f"{error} Resuming from the one before.")
-            continue
-        try:
-            require(tree)
-            return tree, notes
-        except DamagedFileError as error:
-            notes.append(f"{path} is damaged: {error}. Resuming from the one before.")
     return None, notes
 
 

@@ -115,5 +115,6 @@ class StepEvent:
     gate: dict | None = None  # the quality gate's figures, on gate steps
     note: str = ""  # anything unusual
     device_bytes: int | None = None  # in use on the device, other processes included
+    ram_bytes: int | None = None  # of the machine's RAM, by this process and its children
     load: float | None = None  # share of the device that was busy since the last sample, 0 to 1
     epoch: int | None = None  # complete passes over the data so far; None: unknown

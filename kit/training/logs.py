@@ -21,6 +21,7 @@ import numpy as np
 
 from kit.base.errors import DiskError, Note
 from kit.base.files import disk_errors
+from kit.base.formatting import replace_non_finite
 
 # Fields of an event that are numbers, or null.
 NUMBERS = ("steps", "loss", "lr", "grad_norm", "tokens", "step_s", "memory_bytes", "unix_s")
@@ -57,7 +58,7 @@ def jsonl_log(path: Path) -> Listener:
         nonlocal file, last_s
         row = dataclasses.asdict(event)
         row["wall_s"] = None if last_s is None else event.unix_s - last_s
-        line = json.dumps(_strict(row), allow_nan=False).encode() + b"\n"
+        line = json.dumps(replace_non_finite(row), allow_nan=False).encode() + b"\n"
         with disk_errors(path):
             log, file = file or _open_log(path), None  # after an error it is opened again
             if not path.exists():  # writing to a deleted file would raise no error
@@ -88,13 +89,6 @@ def _open_log(path: Path):
     return file
 
 
-def _strict(value):
-    """`value` with None for every number that JSON cannot hold."""
-    if isinstance(value, dict):
-        return {key: _strict(inner) for key, inner in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def read_log(path: Path) -> list[dict]:
     """The events of a run, one dict a step, in order; [] when there is no file yet.
 
@@ -107,8 +101,7 @@ def read_log(path: Path) -> list[dict]:
     lines = path.read_bytes().split(b"\n") if path.exists() else []
     for line in filter(None, lines):
         row = parse_row(line)
-        # Later versions have more numbers; those of the first row are in all of a log.
-        if row is None or (rows and not {*NUMBERS[:7]} & rows[0].keys() <= row.keys()):
+        if row is None or "loss" not in row:
             lost += line is not lines[-1]
         else:
             add_row(rows, row)

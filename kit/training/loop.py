@@ -43,21 +43,17 @@ def train(
     non-finite steps in a row, and KitError when a single row does not fit into memory.
     """
     config = trainer.config
-    ranks = trainer.ranks
-    clock = trainer.clock
     batches = start_stream(batches)
     trainer.drop_ahead()
     skipped = 0
     ahead = None  # the next step, where its passes run already
-    while trainer.step < config.max_steps and not trainer.settled and not ranks.any(stop()):
-        started = time.perf_counter()
+    while trainer.step < config.max_steps and not trainer.settled and not trainer.ranks.any(stop()):
+        started_s = time.perf_counter()
         current = ahead or begin_step(trainer, batches)
         if current is None:
             raise KitError(f"The data ended at step {trainer.step} of {config.max_steps}.")
         batch, loss = current
-        clock.mark("reduce")
-        ranks.sum_gradients(trainer.trainable.parameters.values())
-        clock.mark("update")
+        sum_gradients(trainer)
         lr = trainer.set_rates()
         numbers = torch.stack((loss, gradient_norm(trainer)))
         trainer.step += 1
@@ -65,31 +61,17 @@ def train(
         ahead = None
         if trainer.updates_on_device:
             update_on_device(trainer, numbers)
-            clock.mark("")
-            trainer.random_ahead = checkpoint.random_state()
             if trainer.step < config.max_steps:
                 ahead = begin_step(trainer, batches)
-        loss, norm = clock.wait_for(numbers)  # the CPU waits for the device only here
-        loss, tokens = ranks.sums(loss, batch.tokens)
+        loss, norm = trainer.clock.wait_for(numbers)  # the CPU waits for the device only here
+        loss, tokens = trainer.ranks.sums(loss, batch.tokens)
         finite = math.isfinite(loss) and math.isfinite(norm)
         if not trainer.updates_on_device:
             update(trainer, norm, finite)
         end_step(trainer, norm, finite)
-        if finite:
-            skipped = 0
-        # A mere overflow of fp16 does not count: its scale starts high and each overflow halves it.
-        # Training has diverged if even 1 is too high.
-        elif not trainer.scaler.is_enabled() or trainer.scaler.get_scale() < 1:
-            skipped += 1
-        if skipped > config.patience:
-            raise Diverged(
-                f"The loss was not finite for {skipped} steps in a row (step {trainer.step}). "
-                f"Lower `lr` (now {config.lr}) or turn mixed precision off, then run again: "
-                "training resumes from the last checkpoint."
-            )
-        step_s = time.perf_counter() - started
+        skipped = count_skipped(trainer, skipped, finite)
+        step_s = time.perf_counter() - started_s
         judged = validate_when_due(trainer, validate, evaluate)
-        eval_s = time.perf_counter() - started - step_s
         yield StepEvent(
             step=trainer.step,
             steps=config.max_steps,
@@ -99,10 +81,10 @@ def train(
             tokens=tokens,
             step_s=step_s,
             unix_s=time.time(),
-            eval_s=eval_s,
+            eval_s=time.perf_counter() - started_s - step_s,
             memory_bytes=peak_memory_bytes(trainer.hw.device),
             **memory_in_use(trainer.hw.device),
-            **clock.read(),
+            **trainer.clock.read(),
             note=trainer.pop_notes(),
             epoch=(batch.position or {}).get("epoch"),
             **judged,
@@ -211,6 +193,13 @@ def halve(trainer: Trainer, batch: EffectiveBatch) -> None:
     )
 
 
+def sum_gradients(trainer: Trainer) -> None:
+    """Sum the gradients of all ranks."""
+    trainer.clock.mark("reduce")
+    trainer.ranks.sum_gradients(trainer.trainable.parameters.values())
+    trainer.clock.mark("update")
+
+
 def gradient_norm(trainer: Trainer) -> Tensor:
     """Remove the scale of fp16 from the gradients; returns their norm, on the device."""
     for optimizer in trainer.optimizers:
@@ -250,6 +239,26 @@ def update_on_device(trainer: Trainer, numbers: Tensor) -> None:
     optimizer.step()
     trainer.scaler.update()
     trainer.clear_gradients()
+    trainer.clock.mark("")
+    trainer.random_ahead = checkpoint.random_state()
+
+
+def count_skipped(trainer: Trainer, before: int, finite: bool) -> int:
+    """Return the steps in a row that were not finite; raises Diverged above `patience`."""
+    config = trainer.config
+    if finite:
+        return 0
+    # A mere overflow of fp16 does not count: its scale starts high and each overflow halves it.
+    # Training has diverged if even 1 is too high.
+    if trainer.scaler.is_enabled() and trainer.scaler.get_scale() >= 1:
+        return before
+    if before == config.patience:
+        raise Diverged(
+            f"The loss was not finite for {before + 1} steps in a row (step {trainer.step}). "
+            f"Lower `lr` (now {config.lr}) or turn mixed precision off, then run again: training "
+            "resumes from the last checkpoint."
+        )
+    return before + 1
 
 
 def end_step(trainer: Trainer, norm: float, finite: bool) -> None:

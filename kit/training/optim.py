@@ -143,13 +143,6 @@ def eight_bit_bytes(entries: int) -> int:
     return 2 * (entries + 4 * math.ceil(entries / BLOCK))
 
 
-def moment_shape(name: str, size: torch.Size) -> torch.Size:
-    """The shape of the moment `name`, torch's or bitsandbytes', of a parameter of `size`."""
-    if name.startswith("absmax"):  # scales
-        return torch.Size([math.ceil(size.numel() / BLOCK)])
-    return torch.Size([256]) if name.startswith("qmap") else size  # the numbers of 8 bits
-
-
 def moments_of(optimizer: torch.optim.Optimizer) -> dict[int, dict]:
     """The moments of every parameter by number: plain names, tensors and counts."""
     plain = {}

@@ -1,33 +1,24 @@
-"""A training run: started in a process of its own, followed by its log, trained, resumed, ended.
+"""A training run: build or resume the trainer, train, roll back when it diverges, save.
 
-A notebook holds a `TrainingProcess`: `python -m kit train`, which survives the kernel and is
-found again by its lock; a request to it is a file in the run's folder. In that process a
-`TrainingRun` builds or resumes the trainer, trains, rolls back when it diverges, and saves. It
-leaves `model-raw`, and `model-ema` where an average was kept. Each of several ranks has a
+It leaves `model-raw`, and `model-ema` where an average was kept. Each of several ranks has a
 TrainingRun; only the main rank locks, writes and evaluates.
 """
 
 import contextlib
 import dataclasses
 import math
-import os
-import re
-import shutil
-import signal
-import subprocess
-import sys
-import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 
 from kit.base.errors import DamagedFileError, Diverged, KitError, Note
-from kit.base.files import make_folder, write_atomic
+from kit.base.files import write_atomic
 from kit.base.formatting import shorten
 from kit.base.hardware import Hardware, autocast, is_oom, reset_peak_memory
-from kit.base.lock import Holder, current_holder, held
+from kit.base.lock import held
+from kit.base.run import read_run_file
 from kit.base.tensor_file import checksum
 from kit.model.gpt import SpeechGPT, weighted_loss
 from kit.model.lora import merged
@@ -36,149 +27,14 @@ from kit.model.weights import ADAPTERS, WEIGHTS, save_adapters, save_model
 from kit.settings import GPTConfig, SpeedConfig, TrainConfig
 from kit.training import checkpoint
 from kit.training.config import FULL, Base, Finetuning, StepEvent
-from kit.training.logs import Listener, jsonl_log, parse_row, read_log
+from kit.training.logs import Listener, jsonl_log, read_log
 from kit.training.loop import split_passes, train
-from kit.training.ranks import ALONE, ANOTHER_ENDED, RankLost, Ranks, require_same, seed_rank
+from kit.training.process import LOCK
+from kit.training.ranks import ALONE, RankLost, Ranks, require_same, seed_rank
 from kit.training.switches import prefetch_if_on
 from kit.training.trainer import Trainer
 
 FINISHED = "train-finished"  # a file in a run's folder: the number of its steps
-LOCK = "train.lock"  # in the run's folder while it trains
-OUTPUT = "processes"  # the folder with the output of the processes
-REQUESTS = "requests"
-STOP, PROFILE = "stop", "profile"
-TORCH_LOG = re.compile(r"(\[rank\d+\]:)?\[[WI]\d|[=-]+$")  # lines that say no reason
-
-
-class TrainingProcess:
-    """The training of the run in `folder`, started by `start` or already running."""
-
-    def __init__(self, folder: Path):
-        self.folder = Path(folder)
-        self.log = self.folder / "train.jsonl"
-        self.process: subprocess.Popen | None = None
-        self.log_file = 0  # its inode
-        self.read_bytes = 0
-        if self.log.exists():
-            self.log_file = self.log.stat().st_ino
-            # Without the part of a line that a kill left: training removes it when it resumes.
-            self.read_bytes = self.log.read_bytes().rfind(b"\n") + 1
-
-    @property
-    def holder(self) -> Holder | None:
-        """The process on this machine that is training the run, if any."""
-        return current_holder(self.folder / LOCK)
-
-    @property
-    def running(self) -> bool:
-        if self.process is None:
-            return self.holder is not None
-        return self.process.poll() is None
-
-    def start(self, arguments: Sequence[str], environment: dict[str, str], count: int = 1) -> None:
-        """Start `python -m kit ARGUMENTS`, by torchrun if `count` is above 1."""
-        clear_requests(self.folder)
-        output = self.folder / OUTPUT
-        shutil.rmtree(output, ignore_errors=True)
-        make_folder(output)
-        command = [sys.executable, "-m", "kit", *arguments]
-        if count > 1:
-            command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-            command += [f"--nproc-per-node={count}", "--log-dir", str(output), "--redirects", "3"]
-            command += ["-m", "--", "kit", *arguments]
-        with open(output / "stdout.log", "wb") as out, open(output / "stderr.log", "wb") as err:
-            self.process = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                start_new_session=True,  # so that an interrupt of the kernel does not reach it
-            )
-
-    def request(self, name: str) -> None:
-        """Request STOP (after this step, with a checkpoint) or PROFILE."""
-        write_atomic(self.folder / REQUESTS / name, "")
-
-    def new_rows(self) -> list[dict]:
-        """Rows logged since the last call; a log that was started again is read from its start.
-
-        Lines that are no rows are passed over.
-        """
-        try:
-            with open(self.log, "rb") as file:
-                status = os.fstat(file.fileno())
-                if status.st_ino != self.log_file or status.st_size < self.read_bytes:
-                    self.read_bytes = 0
-                self.log_file = status.st_ino
-                file.seek(self.read_bytes)
-                data = file.read()
-        except FileNotFoundError:  # not started yet, or about to start again
-            self.read_bytes = 0
-            return []
-        complete = data[: data.rfind(b"\n") + 1]
-        self.read_bytes += len(complete)
-        rows = map(parse_row, complete.splitlines())
-        return [row for row in rows if row is not None]
-
-    def error(self) -> KitError | None:
-        """Why the processes failed, from the last lines they printed; None if they did not."""
-        code = self.process.returncode if self.process else 0
-        if not code:
-            return None
-        output = self.folder / OUTPUT
-        last_lines = []
-        for path in [*sorted(output.glob("*/*/*/stderr.log")), output / "stderr.log"]:
-            lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-            lines = [line.strip() for line in lines if line.strip() and not TORCH_LOG.match(line)]
-            last_lines += lines[-1:]
-        # Prefer the process that failed to those that only lost it.
-        nothing = f"Training ended with exit code {code}."
-        reason = min(last_lines, key=lambda line: ANOTHER_ENDED in line, default=nothing)
-        if code < 0:  # what it printed last is not why
-            ended_by = signal.Signals(-code).name
-            reason = f"Its process was ended by {ended_by}."
-            if ended_by == "SIGKILL":
-                reason += " Most likely memory ran out: close other programs, lower `micro_batch`."
-        return KitError(f"{reason} (Full output: {output}.)")
-
-
-def clear_requests(folder: Path) -> None:
-    for path in (Path(folder) / REQUESTS).glob("*"):
-        path.unlink(missing_ok=True)
-
-
-def is_requested(folder: Path, name: str) -> bool:
-    return (Path(folder) / REQUESTS / name).exists()
-
-
-def take_request(folder: Path, name: str) -> bool:
-    """Whether `name` was requested; removes the request."""
-    if not is_requested(folder, name):
-        return False
-    (Path(folder) / REQUESTS / name).unlink(missing_ok=True)
-    return True
-
-
-@contextlib.contextmanager
-def stop_signals() -> Iterator[list[int]]:
-    """Within the block, Ctrl-C or SIGTERM is only appended to the list that is yielded.
-
-    A second one has its usual effect, which may lose the steps since the last checkpoint. Outside
-    the main thread, which alone gets signals, this does nothing.
-    """
-    received = []
-    with contextlib.ExitStack() as restored:
-
-        def receive(number: int, frame) -> None:
-            received.append(number)
-            restored.close()
-
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                before = signal.signal(number, receive)
-                restored.callback(signal.signal, number, before)
-        yield received
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -311,7 +167,7 @@ class TrainingRun:
         Raises KitError when there is none, or it was tried often enough.
         """
         trainer = self.trainer
-        tree, notes = checkpoint.load_newest(self.checkpoints, trainer.require_complete)
+        tree, notes = checkpoint.load_newest(self.checkpoints)
         if tree is None or not rollbacks_left:
             count = self.config.rollbacks - rollbacks_left if tree else 0
             raise KitError(
@@ -329,7 +185,7 @@ class TrainingRun:
 
     def _resume(self) -> list[str]:
         """Continue from the newest sound checkpoint, if there is one; returns notes."""
-        tree, notes = checkpoint.load_newest(self.checkpoints, self.trainer.require_complete)
+        tree, notes = checkpoint.load_newest(self.checkpoints)
         if tree is None and notes:  # starting again would overwrite what may still be saved
             raise KitError(
                 f"None of the {len(notes)} checkpoints in {self.checkpoints} can be used. "
@@ -360,7 +216,7 @@ class TrainingRun:
     def load_newest(self) -> SpeechGPT:
         """Return the plain model of the newest checkpoint. Raises KitError if there is none."""
         trainer = self.build_trainer()
-        tree, _ = checkpoint.load_newest(self.checkpoints, trainer.require_complete)
+        tree, _ = checkpoint.load_newest(self.checkpoints)
         if tree is None:
             raise KitError(f"There is no usable checkpoint in {self.checkpoints} yet.")
         trainer.restore(tree)
@@ -410,15 +266,7 @@ class TrainingRun:
 
 def finished_steps(folder: Path) -> int:
     """How many steps the run in `folder` was finished with; 0: it is not finished."""
-    path = folder / FINISHED
-    try:
-        return int(path.read_text(encoding="utf-8")) if path.exists() else 0
-    except (ValueError, OSError) as error:
-        raise KitError(
-            f"{path} is damaged ({shorten(error)}): it holds the number of steps this run was "
-            "finished with. Write that number there, or delete the file: training then resumes "
-            "from the last checkpoint."
-        ) from error
+    return int(read_run_file(folder / FINISHED) or 0)
 
 
 @torch.inference_mode()

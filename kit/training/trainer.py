@@ -15,79 +15,20 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from kit.base.config import build
-from kit.base.errors import DamagedFileError, KitError
-from kit.base.formatting import describe_error, format_gib, shorten
+from kit.base.errors import KitError
+from kit.base.formatting import format_gib, shorten
 from kit.base.hardware import DTYPES, Hardware, usable_bytes
 from kit.base.tensor_file import saved_tensor
 from kit.model.gpt import SpeechGPT, run_layer
-from kit.model.lora import TABLES, adapted_layers, add_adapters, is_adapter
-from kit.settings import CHECKPOINTS, SpeedConfig, TrainConfig
+from kit.model.lora import adapted_layers
+from kit.settings import SpeedConfig, TrainConfig
 from kit.training import checkpoint
 from kit.training.config import FULL, PHASES, Finetuning
-from kit.training.optim import EMA, Adaptation, lr_factor, make_optimizers, moment_shape, moments_of
+from kit.training.optim import EMA, Adaptation, lr_factor, make_optimizers, moments_of
 from kit.training.passes import PassGraphs
 from kit.training.ranks import ALONE, Ranks, seed_rank
 from kit.training.switches import apply, compilations, compile_layers
-
-
-class Trainable:
-    """What of `model` trains under `finetuning`, by name; the rest of it is frozen.
-
-    Adapters are added in place. Of tables whose new rows alone train, the gradients of the others
-    (the first `kept_rows`) are 0, and they have no weight decay: they stay to the last bit.
-    """
-
-    def __init__(self, model: SpeechGPT, finetuning: Finetuning):
-        self.tables_first = finetuning.config.tables_first
-        self.kept_rows: dict[str, int] = {}
-        wanted = dict(model.named_parameters())
-        if finetuning.adapters:
-            if finetuning.base and finetuning.config.tables == "new":
-                for name, field in TABLES.items():  # those that have more rows than the base's
-                    rows = getattr(finetuning.base.config, field)
-                    if rows < getattr(model.config, field):
-                        self.kept_rows[name] = rows
-            wanted = TABLES if finetuning.config.tables == "all" else self.kept_rows
-            add_adapters(model, finetuning.lora)
-        self.parameters: dict[str, nn.Parameter] = {}
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(name in wanted or is_adapter(name))
-            if parameter.requires_grad:
-                self.parameters[name] = parameter
-        for name, rows in self.kept_rows.items():
-            parameter = self.parameters[name]
-            parameter.register_post_accumulate_grad_hook(partial(_clear_gradient, rows))
-        if self.tables_first and not self.first_rows:
-            raise KitError(
-                f"finetune.tables_first = {self.tables_first}: no row of an embedding or a head is "
-                "new, so nothing would train. Set finetune.tables=all, or tables_first to 0."
-            )
-
-    @property
-    def first_rows(self) -> dict[str, int]:
-        """Of each table that trains, the number of the first row that does."""
-        return {name: self.kept_rows.get(name, 0) for name in self.parameters if name in TABLES}
-
-    @property
-    def count(self) -> int:
-        """How many numbers learn: of a table with rows that stay, the others."""
-        whole = sum(parameter.numel() for parameter in self.parameters.values())
-        kept = (rows * self.parameters[n][0].numel() for n, rows in self.kept_rows.items())
-        return whole - sum(kept)
-
-    def set_phase(self, step: int) -> bool:
-        """Let those train that do in optimiser step `step`, from 0; whether others did before."""
-        changed = False
-        for name, parameter in self.parameters.items():
-            trains = step >= self.tables_first or name in TABLES
-            changed = changed or parameter.requires_grad != trains
-            parameter.requires_grad_(trains)
-        return changed
-
-
-def _clear_gradient(rows: int, parameter: nn.Parameter) -> None:
-    parameter.grad[:rows] = 0
+from kit.training.trainable import Trainable
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -318,64 +259,35 @@ class Trainer:
                 "micro_rows": self.micro_rows,
                 "memory_bytes": self.smallest_memory_bytes(),
             },
-            "shape": json.dumps(dataclasses.asdict(self.model.config)),
-            "optimizer_name": self.config.optimizer,
-            "conditioner": OWN_RATE if self.config.conditioner_lr else SHARED_RATE,
-            "finetuning": json.dumps(self.finetuning.identity()),
+            "checkpoint": "full",
+            "made_with": self.made_with(),
         }
 
-    def require_complete(self, tree: dict) -> None:
-        """Raise DamagedFileError unless `restore` can resume from `tree`; nothing is changed.
+    def made_with(self) -> str:
+        """The settings that must be unchanged to resume, as JSON."""
+        rate = "the rate of the rest"
+        if self.config.conditioner_lr:
+            rate = "a learning rate of its own"
+        settings = dataclasses.asdict(self.model.config) | self.finetuning.identity()
+        settings["train.optimizer"] = self.config.optimizer
+        settings["train.conditioner_lr"] = rate
+        return json.dumps(settings)
 
-        Raises KitError when it is undamaged, but of another model.
-        """
-        try:
-            read_run(tree["run"])
-            if tree.get("checkpoint", "full") not in CHECKPOINTS:
-                raise DamagedFileError(f"its `checkpoint` is {shorten(tree['checkpoint'])}")
-            self._require_same(tree)
-            names = {name: p.shape for name, p in self.trainable.parameters.items()}
-            require_tensors(tree["model"], names, "model")
-            if tree["ema"]:
-                require_tensors(tree["ema"], names | {"updates": torch.Size([])}, "ema")
-            for number, optimizer in enumerate(self.optimizers):
-                sizes = [p.shape for group in optimizer.param_groups for p in group["params"]]
-                for key, moments in tree["optimizer"].get(str(number), {}).items():
-                    size = sizes[int(key)]
-                    shapes = {n: moment_shape(n, size) for n in moments if n != "step"}
-                    require_tensors(moments, shapes, f"optimizer|{number}|{key}")
-            require_tensors(tree["random"], {"cpu": torch.get_rng_state().shape}, "random")
-            missing = self.scaler.state_dict().keys() - tree["scaler"]
-            if tree["scaler"] and missing:
-                raise DamagedFileError(f"its `scaler` has no {sorted(missing)}")
-        except KitError:
-            raise
-        except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise DamagedFileError(f"its contents are wrong ({describe_error(error)})") from error
-
-    def _require_same(self, tree: dict) -> None:
+    def require_same(self, tree: dict) -> None:
         """Raise KitError when `tree` is of a run with other settings, and name them."""
-        # A field that the checkpoint does not have is newer, and had its default value.
-        fields = dataclasses.fields(self.model.config)
-        before = {field.name: field.default for field in fields} | {**json.loads(tree["shape"])}
-        for name in ("conformers", "code_levels"):  # lists in JSON
-            before[name] = tuple(before[name])
-        now = dataclasses.asdict(self.model.config)
-        before["train.optimizer"] = tree["optimizer_name"]
-        now["train.optimizer"] = self.config.optimizer
-        conditioner = f"train.conditioner_lr (0: {SHARED_RATE})"
-        before[conditioner] = tree.get("conditioner", SHARED_RATE)
-        now[conditioner] = OWN_RATE if self.config.conditioner_lr else SHARED_RATE
-        # A checkpoint that does not name it had all of the model trained.
-        trained_before = {**json.loads(tree.get("finetuning", '{"method": "full"}'))}
-        trained_now = self.finetuning.identity()
-        names = trained_before | trained_now
-        if trained_before["method"] != trained_now["method"]:
-            names = ["method"]  # the others are settings of that method
-        before |= {name: trained_before[name] for name in names if name in trained_before}
-        now |= {name: trained_now[name] for name in names if name in trained_now}
-        pairs = [(n, before.get(n, "unknown"), now.get(n, "unknown")) for n in before | now]
-        changed = [shorten(f"{name} {old} -> {new}") for name, old, new in pairs if old != new]
+        if "made_with" not in tree:
+            raise KitError(
+                "The checkpoint was written by an earlier version of the kit: finish this run with "
+                "that version, or choose another KIT_RUN for a new run."
+            )
+        before = json.loads(tree["made_with"])
+        now = json.loads(self.made_with())
+        # What only one of them has belongs to one method of fine-tuning, or is newer.
+        changed = [
+            shorten(f"{name} {before[name]} -> {now[name]}")
+            for name in now
+            if name in before and before[name] != now[name]
+        ]
         if changed:
             raise KitError(
                 f"The checkpoint was trained with other settings: {', '.join(changed)}. Set them "
@@ -383,8 +295,8 @@ class Trainer:
             )
 
     def restore(self, tree: dict) -> None:
-        """Resume from a checkpoint's tree. Raises as `require_complete` does."""
-        self.require_complete(tree)
+        """Resume from a checkpoint's tree. Raises KitError as `require_same` does."""
+        self.require_same(tree)
         self.drop_ahead()
         with torch.no_grad():
             for name, parameter in self.trainable.parameters.items():
@@ -395,7 +307,11 @@ class Trainer:
             self.ema = self._average()
         if tree["scaler"] and self.scaler.is_enabled():
             self.scaler.load_state_dict(tree["scaler"])
-        self.step, self.position, self.adaptation, self.best = read_run(tree["run"])
+        run = tree["run"]
+        self.step = run["step"]
+        self.position = json.loads(run["position"])
+        self.adaptation = Adaptation(**json.loads(run["adaptation"]))
+        self.best = Best(**json.loads(run["best"]))
         random = tree["random"]
         if not self.ranks.is_main:
             random = random.get("ranks", {}).get(str(self.ranks.rank))
@@ -404,12 +320,12 @@ class Trainer:
         else:
             checkpoint.restore_random_state(random)
         self._restore_optimizers(tree)
-        if tree["run"]["steps"] < self.config.max_steps:
+        if run["steps"] < self.config.max_steps:
             self.best.waited = 0  # the run was extended: early stopping counts from 0
-        self.micro_rows = tree["run"].get("micro_rows", 0)
+        self.micro_rows = run["micro_rows"]
         if self.micro_rows:
             now_bytes = self.smallest_memory_bytes()
-            before_bytes = tree["run"].get("memory_bytes", now_bytes)  # earlier versions saved none
+            before_bytes = run["memory_bytes"]
             if now_bytes > before_bytes:
                 self.notes.append(
                     f"passes were limited to {self.micro_rows} rows for {format_gib(before_bytes)} "
@@ -420,7 +336,7 @@ class Trainer:
 
     def _restore_optimizers(self, tree: dict) -> None:
         restarts = ""
-        if tree.get("checkpoint") == "weights":
+        if tree["checkpoint"] == "weights":
             restarts = "the checkpoint holds only weights, in half precision"
         for number, optimizer in enumerate(self.optimizers):
             moments = tree["optimizer"].get(str(number), {})
@@ -455,33 +371,3 @@ class Trainer:
         if self.config.checkpoint == "weights":
             tree = checkpoint.weights_alone(tree)
         checkpoint.save(tree, folder, self.step, self.config.save_total_limit, self.best.step)
-
-
-# The conditioner's rate; a checkpoint that does not name it had SHARED_RATE.
-OWN_RATE = "a learning rate of its own"
-SHARED_RATE = "the rate of the rest"
-
-
-def read_run(run: dict) -> tuple[int, dict | None, Adaptation, Best]:
-    """Return step, position, adaptation and best of a checkpoint's `run`."""
-    counts = [run["step"], run["steps"], run.get("micro_rows", 0), run.get("memory_bytes", 0)]
-    if any(type(count) is not int for count in counts):
-        raise DamagedFileError(f"its `run` has the counts {shorten(counts)}")
-    position = json.loads(run["position"])
-    if not isinstance(position, dict | None):
-        raise DamagedFileError(f"its `position` is {shorten(position)}")
-    try:
-        adaptation = build(Adaptation, json.loads(run.get("adaptation", "{}")))
-        best = build(Best, json.loads(run.get("best", "{}")))
-    except KitError as error:
-        raise DamagedFileError(f"its `adaptation` or `best` is wrong ({shorten(error)})") from error
-    return run["step"], position, adaptation, best
-
-
-def require_tensors(tensors: dict, shapes: dict[str, torch.Size], where: str) -> None:
-    """Raise DamagedFileError unless `tensors` has tensors of these names and shapes."""
-    for name, shape in shapes.items():
-        tensor = tensors.get(name)
-        if not isinstance(tensor, Tensor) or tensor.shape != shape:
-            actual = tuple(tensor.shape) if isinstance(tensor, Tensor) else "missing"
-            raise DamagedFileError(f"its `{where}|{name}` is {actual}, not {tuple(shape)}")

@@ -21,7 +21,10 @@ TOO_FEW = "too few steps to judge"
 MIN_STEPS = 100  # before a trend is judged
 MIN_TIMED = 10  # before a diagnosis
 SKIPPED = 5  # steps at each start: compiling, filling caches
+FIRST_STEPS = 50  # in which a training that diverges does so
+MAX_FIRST = 1.2  # of the first loss, in these steps
 RECENT = 100  # steps that count as the newest
+MAX_RAM = 0.9  # share of the machine's
 MIN_LOAD = 0.7  # of the device
 PATIENCE = 3  # validations that may all be worse than the lowest one
 MAX_OVERFIT = 1.5  # held-out loss over training loss
@@ -107,6 +110,8 @@ def learning_checks(rows: list[dict], guess_loss: float, clear_cer: float) -> li
 def training_checks(rows: list[dict], guess_loss: float, clear_cer: float) -> list[Check]:
     """Those of `learning_checks`, and whether a training is healthy as far as it was measured."""
     checks = learning_checks(rows, guess_loss, clear_cer)
+    if len(rows) >= MIN_STEPS and rows[0].get("step") == 1:
+        checks += beginning_checks(rows)
     recent = rows[-RECENT:]
     losses, norms = numbers(rows, "loss"), numbers(rows, "grad_norm")
     loads, held_out = numbers(recent, "load"), numbers(rows, "val_loss")
@@ -138,6 +143,22 @@ def training_checks(rows: list[dict], guess_loss: float, clear_cer: float) -> li
         text = "held-out loss {:.2f} times as high as the training loss"
         fix = "it overfits: add recordings, or begin with a base voice (BASE_MODEL)"
         checks.append(at_most("memorising", times, MAX_OVERFIT, text, fix))
+    return checks
+
+
+def beginning_checks(rows: list[dict]) -> list[Check]:
+    """Whether the learning rate warms up, and whether the first steps diverge."""
+    checks = []
+    rates, losses = numbers(rows, "lr"), numbers(rows[:FIRST_STEPS], "loss")
+    if rates:
+        steps = rates.index(max(rates)) + 1
+        fix = "set train.warmup_steps: the optimizer's averages hold little at first"
+        figure = f"the learning rate rises for {steps:,} steps"
+        checks.append(judged("warm-up", figure, "2 steps or more", steps > 1, fix))
+    if losses:
+        times = max(losses) / losses[0]
+        text, fix = "{:.2f} times the first loss", "raise train.warmup_steps, or lower train.lr"
+        checks.append(at_most("first steps", times, MAX_FIRST, text, fix))
     return checks
 
 
@@ -191,6 +212,11 @@ def diagnose(
         # A GPU that has less work queued waits for the CPU to start its kernels.
         figure, passed = f"for {share['sync']:.0%} of a step", share["sync"] >= 0.03
         checks.append(judged("work queued for the GPU", figure, "at least 3%", passed, fix))
+    ram = numbers(recent, "ram_bytes")
+    if ram:
+        fix = "set `workers` lower, or close other programs: without RAM the system ends a training"
+        text = "{:.0%} of this machine's"
+        checks.append(at_most("RAM", max(ram) / hw.ram_bytes, MAX_RAM, text, fix))
     peak_bytes, reserved_bytes = recent[-1]["memory_bytes"], recent[-1]["reserved_bytes"]
     if reserved_bytes > 0.8 * hw.memory_bytes:
         fix = "set `length_multiple` to 64, so that batches have fewer shapes"

@@ -14,7 +14,7 @@ import importlib.util
 import torch
 from torch import nn
 
-from kit.base.config import require
+from kit.base.config import Section, within
 from kit.base.hardware import Hardware, is_here, prefers_explicit_attention
 from kit.batches.batching import padded
 from kit.model.gpt import SpeechGPT
@@ -22,7 +22,7 @@ from kit.model.lora import is_adapter
 from kit.settings import DataConfig, GPTConfig, SpeedConfig, TrainConfig
 from kit.training.config import FULL, Finetuning
 from kit.training.optim import eight_bit_adamw, eight_bit_bytes
-from kit.training.trainer import Trainable
+from kit.training.trainable import Trainable
 
 FP32_BYTES = 4
 HALF_BYTES = 2
@@ -35,7 +35,7 @@ RELEASED_CONDITIONER = 338_899_964
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Workload:
+class Workload(Section):
     """The training steps of a run, as far as memory is concerned. The longest row decides."""
 
     model: GPTConfig
@@ -47,11 +47,8 @@ class Workload:
     precision: str = "fp32"  # of mixed precision on this device, as `choose_precision` says
     text_ids: int = 0  # of the longest row; 0: as many as the model has positions for
     codes: int = 0  # of the longest row; 0: as many as the model has positions for
-    max_memory_fraction: float = 0.9  # share of the device's memory the run may use
-
-    def __post_init__(self):
-        share = 0 < self.max_memory_fraction <= 1
-        require(share, self, "max_memory_fraction", "a share, above 0 and at most 1.")
+    # Share of the device's memory that the run may use.
+    max_memory_fraction: float = within(0.9, 1e-9, 1)
 
     @property
     def longest_text(self) -> int:

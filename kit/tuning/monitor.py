@@ -29,14 +29,15 @@ STATUS = "status.txt"  # in the folder of profiles: a sentence on the newest one
 class Sample:
     memory_bytes: int  # in use
     load: float | None  # share of the device that was busy since the sample before, 0 to 1
+    ram_bytes: int  # of the machine's RAM that this process and its children use
 
 
 class Monitor:
     """`with Monitor(hw) as monitor:` samples until the block ends; `summary()` any time.
 
     On a GPU the whole device is measured, other processes included: memory by the CUDA driver, load
-    by NVML (package nvidia-ml-py). On a CPU it is this process with its children. If sampling
-    fails, it ends and `summary` says why.
+    by NVML (package nvidia-ml-py). On a CPU it is this process with its children, whose RAM is also
+    watched beside a GPU. If sampling fails, it ends and `summary` says why.
     """
 
     def __init__(self, hw: Hardware, every_s: float = 1.0):
@@ -62,7 +63,8 @@ class Monitor:
 
     def _sample(self) -> None:
         try:
-            probe = _Card() if self.hw.device == "cuda" else _Processes(self.threads)
+            processes = _Processes(self.threads)
+            probe = _Card(processes) if self.hw.device == "cuda" else processes
             self.source = probe.source
             self.no_load = probe.no_load
             self.samples.append(probe.read())
@@ -82,6 +84,7 @@ class Monitor:
             "memory_peak_bytes": max(memory) if memory else None,
             "memory_mean_bytes": sum(memory) // len(memory) if memory else None,
             "memory_peak_share": max(memory) / self.hw.memory_bytes if memory else None,
+            "ram_peak_bytes": max((s.ram_bytes for s in self.samples), default=None),
             "load_mean": sum(loads) / len(loads) if loads else None,
             "load_note": self.no_load,
             "error": self.error,
@@ -114,13 +117,14 @@ class _Processes:
                 memory += process.memory_info().rss
         # Workers that make batches may use more.
         load = min(1.0, percent / 100 / self.threads) if self.reads > 1 else None
-        return Sample(memory_bytes=memory, load=load)
+        return Sample(memory_bytes=memory, load=load, ram_bytes=memory)
 
 
 class _Card:
     """The current CUDA device, with all its processes."""
 
-    def __init__(self):
+    def __init__(self, processes: _Processes):
+        self.processes = processes
         self.source = "the CUDA driver's count of device memory, load by NVML"
         self.no_load = ""
         try:
@@ -132,7 +136,8 @@ class _Card:
     def read(self) -> Sample:
         free, total = torch.cuda.mem_get_info()
         load = None if self.no_load else torch.cuda.utilization() / 100
-        return Sample(memory_bytes=total - free, load=load)
+        ram_bytes = self.processes.read().ram_bytes
+        return Sample(memory_bytes=total - free, load=load, ram_bytes=ram_bytes)
 
 
 class StepProfiler:

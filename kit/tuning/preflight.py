@@ -17,7 +17,6 @@ from torch.autograd.profiler import profile
 from kit.base.errors import KitError
 from kit.base.formatting import format_gib
 from kit.base.hardware import Hardware, is_here, is_oom, release_memory, silence_profiler
-from kit.base.processes import run_in_process
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch, pack
 from kit.settings import GPTConfig, SpeedConfig, TrainConfig
@@ -62,6 +61,13 @@ class Verdict:
         return f"It fits. {figures}" if self.fits else f"It does not fit. {figures} {self.change}"
 
 
+def free_memory(hw: Hardware) -> int:
+    """Bytes that are free on the device; of a GPU elsewhere all that it has."""
+    if hw.device == "cpu":
+        return psutil.virtual_memory().available
+    return torch.cuda.mem_get_info()[0] if is_here(hw) else hw.memory_bytes
+
+
 def limit_memory(hw: Hardware, fraction: float) -> int:
     """Bytes this process may use: `fraction` of the device, and no more than is free there.
 
@@ -70,20 +76,23 @@ def limit_memory(hw: Hardware, fraction: float) -> int:
     """
     share = int(fraction * hw.memory_bytes)
     if hw.device == "cpu":
-        return min(share, max(0, psutil.virtual_memory().available - CPU_RESERVE_BYTES))
+        return min(share, max(0, free_memory(hw) - CPU_RESERVE_BYTES))
     if not is_here(hw):
         return share
     torch.cuda.set_per_process_memory_fraction(float(fraction))  # it refuses the integer 1
-    return min(share, torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved())
+    return min(share, free_memory(hw) + torch.cuda.memory_reserved())
 
 
-def preflight(work: Workload) -> Verdict:
+def preflight(work: Workload, threads: int = 0) -> Verdict:
     """Plan `work`'s longest step, try it where that is safe, and say what to change.
+
+    It is tried with so many `threads` of PyTorch; 0: as many as there are.
 
     On a CPU what the plan refuses is not tried, because a process that uses all memory is killed.
     On a GPU the memory that the trial reserved decides, because the fraction limits that. For a GPU
     that is not in this machine, the plan alone decides.
     """
+    torch.set_num_threads(threads or torch.get_num_threads())
     limit = limit_memory(work.hw, work.max_memory_fraction)
     planned = work.planned_bytes
     tried = is_here(work.hw) and planned <= limit * (1 if work.hw.device == "cpu" else HOPELESS)
@@ -301,19 +310,3 @@ def trial_rows(
         wall_s = event.unix_s - rows[-1]["unix_s"] if rows else None
         rows.append(dataclasses.asdict(event) | {"wall_s": wall_s})
     return rows
-
-
-def check_step(work: Workload, threads: int) -> tuple[Verdict, int]:
-    """Return `preflight`'s verdict, from a process of its own, and the device's free bytes.
-
-    Raises KitError if the process dies.
-    """
-    return run_in_process(_check_step, work, threads, preload=(__name__, "torch._dynamo"))
-
-
-def _check_step(work: Workload, threads: int) -> tuple[Verdict, int]:
-    torch.set_num_threads(threads)
-    free_bytes = psutil.virtual_memory().available
-    if work.hw.device == "cuda":
-        free_bytes = torch.cuda.mem_get_info()[0] if is_here(work.hw) else work.hw.memory_bytes
-    return preflight(work), free_bytes

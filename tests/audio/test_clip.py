@@ -6,7 +6,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from clips import BAD, GOOD, encoded, hour, voice
+from clips import BAD, GOOD, encoded, hour, voice, written
 from helpers import RATE, in_time, speech
 
 from kit.audio import clip
@@ -14,14 +14,9 @@ from kit.audio.clip import measure_clip, read_clip
 from kit.base.errors import DatasetError
 
 
-def at(tmp_path, data: bytes, name: str = "a.wav") -> str:
-    (tmp_path / name).write_bytes(data)
-    return str(tmp_path / name)
-
-
 @pytest.mark.parametrize("kind", GOOD)
 def test_every_usual_coding_is_read_and_measured(tmp_path, kind):
-    path = at(tmp_path, GOOD[kind]())
+    path = written(tmp_path, GOOD[kind]())
     wave, rate = read_clip(path)
     assert wave.dtype == np.float32 and wave.ndim == 1 and 0.3 < np.abs(wave).max() < 0.52
     measure = measure_clip(path)
@@ -35,7 +30,7 @@ def test_every_usual_coding_is_read_and_measured(tmp_path, kind):
 @pytest.mark.parametrize("kind", [k for k, (_, found, _) in BAD.items() if found == "unreadable"])
 def test_what_cannot_be_read_is_refused_with_the_path(tmp_path, kind):
     make, _, words = BAD[kind]
-    path = at(tmp_path, make())
+    path = written(tmp_path, make())
     for read in (read_clip, measure_clip):
         with pytest.raises(DatasetError, match=f"^{re.escape(path)}.*{re.escape(words)}"):
             read(path)
@@ -58,21 +53,12 @@ def test_what_is_no_file_says_so(tmp_path):
             read_clip(str(path))
 
 
-def test_stereo_becomes_the_mean_of_both_and_its_peak_is_the_louder_one(tmp_path):
-    both = np.stack([speech(), np.zeros(RATE)], axis=1)
-    path = at(tmp_path, encoded(both, subtype="FLOAT"))
-    assert np.allclose(read_clip(path)[0], speech() / 2, atol=1e-7)
-    measure = measure_clip(path)
-    assert (measure.channels, measure.peak) == (2, 0.5)
-    assert measure.rms_db == pytest.approx(10 * np.log10(np.mean(speech() ** 2) / 4), abs=0.02)
-
-
 @pytest.mark.parametrize("gains", [[1, -1], [0.9, -1, 0, 0, 0, 0]])
 @pytest.mark.parametrize("subtype", ["PCM_16", "FLOAT"])
 def test_channels_that_cancel_are_read_from_the_loudest_one(tmp_path, gains, subtype):
     noise = 0.01 * np.random.default_rng(0).standard_normal((RATE, len(gains)))
     both = (speech()[:, None] * gains + noise).astype(np.float32)
-    path = at(tmp_path, encoded(both, subtype=subtype))
+    path = written(tmp_path, encoded(both, subtype=subtype))
     loudest = int(np.abs(gains).argmax())
     assert np.allclose(read_clip(path)[0], both[:, loudest], atol=1e-4)
     measure = measure_clip(path)
@@ -82,7 +68,7 @@ def test_channels_that_cancel_are_read_from_the_loudest_one(tmp_path, gains, sub
 
 
 def test_an_hour_is_refused_by_its_header_not_decoded(tmp_path):
-    path = at(tmp_path, hour(), "a.flac")
+    path = written(tmp_path, hour(), "a.flac")
     tracemalloc.start()
     measure = measure_clip(path)
     assert tracemalloc.get_traced_memory()[1] < 2**20
@@ -93,14 +79,14 @@ def test_an_hour_is_refused_by_its_header_not_decoded(tmp_path):
 def test_the_share_of_clipped_samples(tmp_path):
     wave = np.where(np.arange(RATE) % 100 < 3, -1.0, 0.2)
     for how in ({}, {"subtype": "FLOAT"}, {"subtype": "PCM_24"}, {"subtype": "PCM_U8"}):
-        measure = measure_clip(at(tmp_path, encoded(wave, **how)))
+        measure = measure_clip(written(tmp_path, encoded(wave, **how)))
         assert measure.clipped == pytest.approx(0.03, abs=1e-3), how
 
 
 def test_silence_before_within_and_after(tmp_path):
     gap = lambda seconds: np.zeros(int(seconds * RATE), np.float32)  # noqa: E731
     wave = np.concatenate([gap(0.5), speech(1), gap(0.3), speech(1), gap(0.2)])
-    measure = measure_clip(at(tmp_path, encoded(wave)))
+    measure = measure_clip(written(tmp_path, encoded(wave)))
     figures = measure.leading_s, measure.trailing_s, measure.silence_s, measure.gap_s
     assert figures == pytest.approx((0.5, 0.2, 1.0, 0.3), abs=0.03)
 
@@ -108,10 +94,10 @@ def test_silence_before_within_and_after(tmp_path):
 def test_two_people_in_two_channels_differ_and_one_in_stereo_does_not(tmp_path):
     first, second = speech(1), speech(1)[::-1]
     turns = np.stack([np.r_[first, 0.01 * second], np.r_[0.01 * first, second]], 1)
-    assert measure_clip(at(tmp_path, encoded(turns))).differs
+    assert measure_clip(written(tmp_path, encoded(turns))).differs
     for other in (0.4, -1.0, 0.01):  # softer, inverted, and what is only noise
         stereo = np.stack([turns.sum(1), other * turns.sum(1)], 1) / 2
-        assert not measure_clip(at(tmp_path, encoded(stereo))).differs
+        assert not measure_clip(written(tmp_path, encoded(stereo))).differs
 
 
 @pytest.mark.parametrize("wanted_db", [10, 20, 40])
@@ -120,19 +106,19 @@ def test_the_signal_to_noise_ratio_of_a_voice_with_pauses(tmp_path, wanted_db):
     tone = np.sin(2 * np.pi * 200 * np.arange(3 * RATE) / RATE)
     loud = tone * np.sqrt(2) * 0.01 * 10 ** (wanted_db / 20) * (np.arange(3 * RATE) % RATE > 7000)
     wave = (noise + loud) / 2
-    assert measure_clip(at(tmp_path, encoded(wave))).snr_db == pytest.approx(wanted_db, abs=2)
+    assert measure_clip(written(tmp_path, encoded(wave))).snr_db == pytest.approx(wanted_db, abs=2)
 
 
 def test_digital_silence_and_one_sample_have_figures_too(tmp_path):
-    measure = measure_clip(at(tmp_path, encoded(np.zeros(RATE, np.float32))))
+    measure = measure_clip(written(tmp_path, encoded(np.zeros(RATE, np.float32))))
     assert (measure.peak, measure.rms_db, measure.snr_db) == (0, -120, 0)
     assert measure.leading_s == measure.silence_s == 1
-    measure = measure_clip(at(tmp_path, encoded(np.array([0.5]))))
+    measure = measure_clip(written(tmp_path, encoded(np.array([0.5]))))
     assert measure.peak == 0.5 and measure.snr_db is None and measure.silence_s == 0
 
 
 def test_the_digest_knows_the_sound_not_the_file(tmp_path):
-    digest = lambda *file: measure_clip(at(tmp_path, *file)).digest  # noqa: E731
+    digest = lambda *file: measure_clip(written(tmp_path, *file)).digest  # noqa: E731
     wave = (voice() * 2**15).astype(np.int16)
     same = digest(encoded(wave))
     assert same == digest(encoded(wave, format="FLAC"), "b.flac")
@@ -150,7 +136,7 @@ def test_a_pipe_or_a_device_is_reported_and_not_waited_for(tmp_path, read):
 
 
 def test_floats_somewhat_beyond_full_scale_are_scaled_down_to_it(tmp_path):
-    wave, _ = read_clip(at(tmp_path, encoded(3 * speech(), subtype="FLOAT")))
+    wave, _ = read_clip(written(tmp_path, encoded(3 * speech(), subtype="FLOAT")))
     assert np.abs(wave).max() == 1 and np.allclose(wave, 2 * speech(), atol=1e-6)
 
 
@@ -167,11 +153,15 @@ def test_odd_rates_take_a_small_ratio_nearby_and_say_so_once(rate):
 @pytest.mark.parametrize("gains", [[1, 0.3], [0, 1], [1, -0.3], [0, 0, 1, 0, 0, 0]])
 def test_other_channels_are_averaged(tmp_path, gains):
     wave = (speech()[:, None] * gains).astype(np.float32) + 0.001
-    path = at(tmp_path, encoded(wave, subtype="FLOAT"))
-    assert np.array_equal(read_clip(path)[0], wave.mean(axis=1))
-    assert not measure_clip(path).cancels
+    path = written(tmp_path, encoded(wave, subtype="FLOAT"))
+    mono = wave.mean(axis=1)
+    assert np.array_equal(read_clip(path)[0], mono)
+    measure = measure_clip(path)
+    assert not measure.cancels and measure.channels == len(gains)
+    assert measure.peak == pytest.approx(np.abs(wave).max(), abs=1e-5)  # of the loudest channel
+    assert measure.rms_db == pytest.approx(10 * np.log10(np.mean(mono**2)), abs=0.02)
     offsets = np.stack([speech() + 0.2, speech() - 0.2], axis=1)  # opposite, but not in phase
-    assert not measure_clip(at(tmp_path, encoded(offsets))).cancels
+    assert not measure_clip(written(tmp_path, encoded(offsets))).cancels
 
 
 def test_usual_rates_are_resampled_exactly(recwarn):

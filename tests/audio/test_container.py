@@ -7,7 +7,7 @@ import av
 import numpy as np
 import pytest
 import soundfile
-from clips import encoded, flac_telling, voice
+from clips import encoded, flac_telling, voice, written
 from helpers import RATE, speech
 
 from kit.audio import container
@@ -17,11 +17,6 @@ from kit.base.errors import DatasetError
 
 SECOND = (speech() * 2**15).astype(np.int16)
 FLOATS = SECOND / np.float32(2**15)
-
-
-def at(tmp_path, data: bytes, name: str = "a.wav") -> str:
-    (tmp_path / name).write_bytes(data)
-    return str(tmp_path / name)
 
 
 def refused(path: str) -> str:
@@ -40,7 +35,7 @@ def with_data_bytes(size: int, wav: bytes) -> bytes:
 
 @pytest.mark.parametrize("size", [0, 0x7FFFF000, 0xFFFFFFFF])
 def test_a_wav_from_a_pipe_is_read_to_the_end_of_the_file(tmp_path, size):
-    path = at(tmp_path, with_data_bytes(size, encoded(SECOND)))
+    path = written(tmp_path, with_data_bytes(size, encoded(SECOND)))
     assert np.array_equal(read_clip(path)[0], FLOATS)
     assert measure_clip(path).seconds == 1
     with open_audio(path) as (sound, length):
@@ -52,7 +47,7 @@ def test_a_wav_from_a_pipe_is_read_to_the_end_of_the_file(tmp_path, size):
 @pytest.mark.parametrize("subtype", ["PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE"])
 def test_samples_read_are_the_samples_written(tmp_path, subtype):
     for format in ("WAV", "WAVEX", "RF64", "W64")[: 2 if subtype == "PCM_U8" else 4]:
-        path = at(tmp_path, encoded(FLOATS, subtype=subtype, format=format))
+        path = written(tmp_path, encoded(FLOATS, subtype=subtype, format=format))
         error = np.abs(read_clip(path)[0] - FLOATS).max()
         assert error <= (1 / 128 if subtype == "PCM_U8" else 0), format
 
@@ -70,7 +65,7 @@ def loud_then_quiet(seconds: float) -> np.ndarray:
 
 @pytest.mark.parametrize("mode", ["VARIABLE", "CONSTANT"])
 def test_an_mp3_is_read_as_libsndfile_reads_it(tmp_path, mode):
-    path = at(tmp_path, mp3(loud_then_quiet(3), mode=mode), "a.mp3")
+    path = written(tmp_path, mp3(loud_then_quiet(3), mode=mode), "a.mp3")
     wave = soundfile.read(path, dtype="float32")[0]
     assert np.allclose(read_clip(path)[0], wave, atol=1e-4)
     assert duration_s(path) == measure_clip(path).seconds == 3
@@ -80,7 +75,7 @@ def test_an_mp3_of_unknown_length_is_read_to_its_end(tmp_path):
     wave = loud_then_quiet(4)
     data = mp3(wave)
     without_length = data[data.index(data[:2], 2) :]  # its first frame says how long it is
-    path = at(tmp_path, without_length, "a.mp3")
+    path = written(tmp_path, without_length, "a.mp3")
     assert measure_clip(path).seconds == pytest.approx(4, abs=0.2)
     assert len(read_clip(path)[0]) == pytest.approx(len(wave), abs=0.2 * RATE)
 
@@ -88,7 +83,7 @@ def test_an_mp3_of_unknown_length_is_read_to_its_end(tmp_path):
 @pytest.mark.parametrize("between", [b"", b"ID3\3\0\0\0\0\2\0" + bytes(256)])
 def test_joined_mp3s_are_read_to_the_end_of_the_last(tmp_path, between):
     first, second = mp3(speech(1)), mp3(voice(2, seed=3))
-    wave = read_clip(at(tmp_path, first + between + second, "a.mp3"))[0]
+    wave = read_clip(written(tmp_path, first + between + second, "a.mp3"))[0]
     assert len(wave) == pytest.approx(3 * RATE, abs=0.3 * RATE)
     assert np.sqrt(np.mean(wave[2 * RATE :] ** 2)) > 0.05, "the second is there to its end"
 
@@ -130,7 +125,7 @@ def test_other_formats_are_read_to_their_end_or_refused_if_truncated(tmp_path, n
     with open_audio(path) as (sound, _):
         sound.seek(8000)
         assert np.array_equal(sound.read(1000, dtype="float32"), samples[8000:9000])
-    assert "truncated" in refused(at(tmp_path, data[: len(data) // 2], name))
+    assert "truncated" in refused(written(tmp_path, data[: len(data) // 2], name))
 
 
 def truncated(share: float = 0.5, **how) -> bytes:
@@ -161,13 +156,13 @@ UNREADABLE = {
 @pytest.mark.parametrize("kind", UNREADABLE)
 def test_what_cannot_be_read_to_its_end_is_refused(tmp_path, kind):
     make, words = UNREADABLE[kind]
-    reason = refused(at(tmp_path, make(), "a.mp3"))
+    reason = refused(written(tmp_path, make(), "a.mp3"))
     assert all(word in reason for word in words), reason
 
 
 @pytest.mark.parametrize("format", ["FLAC", "MP3"])
 def test_of_a_truncated_recording_the_part_that_is_there_can_be_read(tmp_path, format):
-    path = at(tmp_path, truncated(format=format))
+    path = written(tmp_path, truncated(format=format))
     with open_audio(path) as (sound, length):
         assert "truncated" in length.problem and length.expected == 3 * RATE
         assert RATE < length.frames == len(sound.read()) < 2 * RATE
@@ -176,8 +171,8 @@ def test_of_a_truncated_recording_the_part_that_is_there_can_be_read(tmp_path, f
 def test_what_is_longer_than_asked_for_is_not_decoded_further(tmp_path, monkeypatch):
     path = str(tmp_path / "a.m4a")
     written_by_av(path, speech(30, rate=44_100), *CODECS["a.m4a"])
-    mp3_path = at(tmp_path, mp3(speech(30)), "a.mp3")
-    flac_path = at(tmp_path, flac_telling(0, 30), "a.flac")  # of unknown length
+    mp3_path = written(tmp_path, mp3(speech(30)), "a.mp3")
+    flac_path = written(tmp_path, flac_telling(0, 30), "a.flac")  # of unknown length
     for given in (path, mp3_path, flac_path):
         with open_audio(given, max_s=2.0) as (sound, length):
             assert 2 <= length.frames / sound.samplerate < 2.2 and not length.problem
@@ -192,7 +187,7 @@ def test_what_is_longer_than_asked_for_is_not_decoded_further(tmp_path, monkeypa
 
 
 def test_many_samples_are_decoded_into_a_file(tmp_path, monkeypatch):
-    path = at(tmp_path, mp3(speech(3)), "a.mp3")
+    path = written(tmp_path, mp3(speech(3)), "a.mp3")
     wave = read_clip(path)[0]
     monkeypatch.setattr(container, "IN_MEMORY_BYTES", 1000)
     assert np.array_equal(read_clip(path)[0], wave)
@@ -200,10 +195,10 @@ def test_many_samples_are_decoded_into_a_file(tmp_path, monkeypatch):
 
 def test_what_follows_the_last_frame_of_an_mp3_is_no_sound_and_its_suffix_decides_nothing(tmp_path):
     frames = mp3(speech())
-    alone = read_clip(at(tmp_path, frames, "a.mp3"))[0]
+    alone = read_clip(written(tmp_path, frames, "a.mp3"))[0]
     for rest in (b"LYRICSBEGIN" * 300, bytes(3000), b"TAG" + bytes(125)):
-        wave = read_clip(at(tmp_path, frames + rest, "b.mp3"))[0]
+        wave = read_clip(written(tmp_path, frames + rest, "b.mp3"))[0]
         assert np.array_equal(wave[: len(alone)], alone)
         assert len(wave) < 1.05 * len(alone), "but for what the encoder added"
     for name in ("a.wav", "A.Mp3", "a"):
-        assert measure_clip(at(tmp_path, frames, name)).seconds == 1
+        assert measure_clip(written(tmp_path, frames, name)).seconds == 1

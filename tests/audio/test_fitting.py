@@ -63,10 +63,12 @@ def fit_schedule(figures: list[float], seconds_a_step: float = 0.1, **settings) 
     config = FitConfig(**{"steps": 10, "look_every": 1000, "good": 0.1} | settings)
     shown = iter(figures)
     now_s = 0.0
-    schedule = FitSchedule(config, evaluate=lambda: next(shown), clock=lambda: now_s)
-    while not schedule.reason:
-        now_s += seconds_a_step
-        schedule.advance(1.0, taken=True)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("kit.audio.fitting.time.monotonic", lambda: now_s)
+        schedule = FitSchedule(config, evaluate=lambda: next(shown))
+        while not schedule.reason:
+            now_s += seconds_a_step
+            schedule.advance(1.0, taken=True)
     return schedule
 
 

@@ -83,7 +83,7 @@ def test_the_front_end_is_saved_with_the_recogniser(tmp_path):
     weights, header = contents(path)
     del header["front_end"]
     path.write_bytes(file_bytes(weights, header))
-    with pytest.raises(KitError, match=r"front end.*01_data_prep"):
+    with pytest.raises(KitError, match=r"front_end.*01_data_prep"):
         recognizer.load_recognizer(path)
 
 

@@ -121,7 +121,17 @@ def test_a_preset_with_another_codec_has_no_changes_for_the_one_before(tmp_path)
 
 SENSELESS = [("train", "betas", [0.9]), ("codec", "levels", [1000] * 9)]
 SENSELESS += [("manifest", "characters_per_s", [2]), ("data", "grid_lengths", [0, 64])]
-SENSELESS += [("model", "code_vocab", 2), ("infer", "formats", ["fp8"]), ("train", "lr", math.nan)]
+SENSELESS += [("infer", "formats", ["fp8"]), ("infer", "formats", []), ("train", "lr", math.nan)]
+SENSELESS += [("train", "schedule", "step"), ("train", "max_steps", 0), ("train", "lr", 0.0)]
+SENSELESS += [("train", "checkpoint", "tiny"), ("train", "ema_decay", 1.0)]
+SENSELESS += [("time_budget", "minutes", -1), ("time_budget", "min_steps", -1)]
+SENSELESS += [("trials", "steps", 0), ("trials", "rounds", 1), ("trials", "leave_out", ["flash"])]
+SENSELESS += [("speed", "recompute_every", 0), ("finetune", "method", "qlora")]
+SENSELESS += [("lora", "rank", 0), ("lora", "alpha", 0), ("lora", "dropout", 1.0)]
+SENSELESS += [("lora", "targets", ["c_attn"]), ("lora", "targets", ["mlp.c_fc"] * 2)]
+SENSELESS += [("model", "code_vocab", 2), ("model", "width", 48), ("model", "dropout", 1.0)]
+SENSELESS += [("model", "start_text_id", 514), ("model", "stop_code_id", -1)]
+SENSELESS += [("model", "activation_function", "relu")]
 
 
 @pytest.mark.parametrize(("section", "field", "value"), SENSELESS)

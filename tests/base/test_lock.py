@@ -85,18 +85,18 @@ def test_a_waiting_one_gets_its_turn_and_says_that_it_waits(path):
 def test_of_many_one_gets_it_at_a_time(path):
     path.parent.mkdir()
     path.with_name("number").write_text("0")
-    several = [start(count_up, path, 25) for _ in range(4)]
+    several = [start(count_up, path, 10) for _ in range(4)]
     for process in several:
         process.join()
     assert [process.exitcode for process in several] == [0] * 4
-    assert path.with_name("number").read_text() == "100"
+    assert path.with_name("number").read_text() == "40"
 
 
 def test_a_second_thread_is_refused_and_an_abandoned_loop_is_not(path):
     first = held(path, "training")
     first.__enter__()  # a generator that nobody will close
     take(path)
-    thread = threading.Thread(target=hold, args=(path, 2))
+    thread = threading.Thread(target=hold, args=(path, 0.5))
     thread.start()
     until(lambda: current_holder(path), 20)
     with pytest.raises(InUse, match=f"process {os.getpid()} "):

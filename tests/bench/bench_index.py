@@ -7,17 +7,12 @@ some 4 GB of disk, and 9 GB of memory while they are made. For Linux: memory is 
 
 import argparse
 import itertools
-import json
 import os
 import shutil
-import sys
 import time
 from pathlib import Path
 
 from rows import apart, resident_peak_mb
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from made_index import made_index  # noqa: F401  (for the process that `measured` starts)
 
 from kit.batches.code_cache import CodeCache
 from kit.batches.code_stream import CodeStream
@@ -51,8 +46,15 @@ def first_batch(index: Path, position: dict | None = None) -> tuple:
     return stream, batches, time.perf_counter() - began_s
 
 
-def start(index: Path) -> dict:
-    """Seconds and megabytes of an epoch's start on `index`; this process did nothing before."""
+def make(folder: str, rows: int) -> Path:
+    from made_index import made_index
+
+    return made_index(Path(folder), rows)
+
+
+def start(path: str) -> dict:
+    """Seconds and megabytes of an epoch's start on an index; this process did nothing before."""
+    index = Path(path)
     idle = memory_mb()
     Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
     stream, batches, seconds = first_batch(index)
@@ -77,15 +79,12 @@ def forget_files(folder: Path) -> None:
 def measured(folder: Path, rows: int) -> dict:
     """What `start` finds for an index of `rows` rows, with its files read before and not."""
     folder.mkdir(parents=True)
-    call = "import json, bench_index as b; print(json.dumps({}))"
     try:
-        make = f"str(b.made_index(b.Path({str(folder)!r}), {rows}))"
-        index = Path(json.loads(apart(call.format(make))))
-        start = call.format(f"b.start(b.Path({str(index)!r}))")
-        apart(start)
-        results = json.loads(apart(start))
+        index = Path(apart("bench_index.make", folder, rows))
+        apart("bench_index.start", index)
+        results = apart("bench_index.start", index)
         forget_files(folder)
-        cold = json.loads(apart(start))
+        cold = apart("bench_index.start", index)
         return dict(results, cold_s=cold["seconds"], index_mb=index.stat().st_size / MB)
     finally:
         shutil.rmtree(folder)

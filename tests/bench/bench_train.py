@@ -14,17 +14,11 @@ Prints a table and writes the rows (rows.py) into runs/bench/train.json.
 """
 
 import argparse
-import contextlib
-import dataclasses
 import functools
 import gc
 import itertools
 import math
 import os
-import statistics
-import tempfile
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest.mock import patch
 
@@ -33,16 +27,11 @@ import train_steps
 from rows import against, apart, native, resident_peak_mb, result, run_parts, step_seconds
 from train_steps import CODES, FRAMES, Coqui, Step, kit_step, packed, parts, xtts
 
-from kit.base.config import build, load_preset
-from kit.base.hardware import Choice, detect
-from kit.model.gpt import SpeechGPT
-from kit.model.sequence import EffectiveBatch, collate
-from kit.settings import FinetuneConfig, GPTConfig, SpeedConfig
+from kit.base.hardware import Choice
+from kit.model.sequence import EffectiveBatch
+from kit.settings import FinetuneConfig, GPTConfig
 from kit.training.config import FULL, Base, Finetuning
-from kit.training.logs import jsonl_log
 from kit.training.loop import train
-from kit.training.trainer import Trainer
-from kit.tuning.measure import make_batches, preset_task
 
 SIZE = "30 x 1024"
 COQUI, GPT2 = "coqui-tts GPTTrainer", "transformers GPT2LMHeadModel, SDPA"
@@ -110,72 +99,13 @@ def gpt2_rows(width: int, rounds: int) -> list[dict]:
 
 
 def memory_rows() -> list[dict]:
-    code = "import bench_train as b; print(b.peak_mb({!r}, 3))"
-    kit, same, coqui = (float(apart(code.format(kind))) for kind in ("kit", "kit, 6 s", "coqui"))
+    kinds = ("kit", "kit, 6 s", "coqui")
+    kit, same, coqui = (apart("bench_train.peak_mb", kind, 3) for kind in kinds)
     rows = {"each as its users run it": kit, "reference of 6 s and dropout 0.1 in both": same}
     return [
         result(f"peak resident memory, fp32, 512: {how}", mb, "MB", COQUI, coqui, coqui / mb)
         for how, mb in rows.items()
     ]
-
-
-def muon_rows(rounds: int) -> list[dict]:
-    """The demo's step with Muon beside the same step with AdamW, in this machine's precision."""
-    preset = load_preset("cpu")
-    task = preset_task(preset, detect(), torch.get_num_threads())
-    batches = list(itertools.islice(make_batches(task), 4))
-    contestants = {}
-    for name in ("muon", "adamw"):
-        config = dataclasses.replace(task.train, optimizer=name, max_steps=10**9, eval_steps=10**9)
-        torch.manual_seed(0)
-        state = Trainer(SpeechGPT(task.model), config, build(SpeedConfig, preset["speed"]), task.hw)
-        events = train(state, itertools.cycle(batches))
-        contestants[name] = lambda events=events: next(events).loss
-    muon, adamw = step_seconds(contestants, 2 * rounds).values()
-    row = f"the demo's step with Muon, {state.applied.precision}: at most 1.35x AdamW's"
-    return [against(row, muon, "the same step with AdamW", adamw)]
-
-
-def loop_rows(rounds: int) -> list[dict]:
-    """What the loop adds to its calls: packing rows, modes, events, a JSON line a step; no EMA."""
-    rows = []
-    for name, config in (("512", xtts(512)), ("256", GPTConfig(layers=4))):
-        share = statistics.median(loop_shares(config, 4 * rounds))
-        row = f"loop overhead, fp32, {name}"
-        rows.append(result(row, 100 * share, "% of a step", "at most", 3, 0.03 / share))
-    return rows
-
-
-def loop_shares(config: GPTConfig, steps: int) -> Iterator[float]:
-    """Share of each step's wall time outside forward, backward, clipping, optimizer, zero_grad."""
-    state, inside = train_steps.kit_state(config), [0.0]
-    texts, codes, cond = parts(config)
-    rows = lambda: (texts.tolist(), codes.tolist(), cond)  # noqa: E731
-    batches = (collate(config, [rows()], {"batch": i}) for i in itertools.count())
-    calls = [(state.model, "forward"), (torch.autograd, "backward"), (state.model, "zero_grad")]
-    calls += [(optimizer, "step") for optimizer in state.optimizers]
-    clipping = ("get_total_norm", "clip_grads_with_norm_", "clip_grad_norm_")
-    calls += [(torch.nn.utils, name) for name in clipping]
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as undo:
-        for owner, name in calls:
-            undo.enter_context(patch.object(owner, name, timed(getattr(owner, name), inside)))
-        events, log = train(state, batches), jsonl_log(Path(folder) / "train.jsonl")
-        log(next(events))
-        for _ in range(steps):
-            started_s, inside[0] = time.perf_counter(), 0.0
-            log(next(events))
-            yield 1 - inside[0] / (time.perf_counter() - started_s)
-
-
-def timed(call: Callable, total_s: list[float]) -> Callable:
-    def run(*args, **kwargs):
-        started_s = time.perf_counter()
-        try:
-            return call(*args, **kwargs)
-        finally:
-            total_s[0] += time.perf_counter() - started_s
-
-    return run
 
 
 # --- at the released size ---------------------------------------------------------------------
@@ -231,8 +161,7 @@ def full_size_memory_rows() -> list[dict]:
     rows, recomputed = [], {"bf16": True, "gradient_checkpointing": True}
     kinds = {"fp32": {}, "bf16": {"bf16": True}, "bf16, layers recomputed": recomputed}
     for how, speed in kinds.items():
-        code = f"import bench_train as b; print(b.peak_of({{}}, {speed}))"
-        whole, part = (float(apart(code.format(lora))) for lora in (False, True))
+        whole, part = (apart("bench_train.peak_of", lora, speed) for lora in (False, True))
         row = f"peak resident memory, {SIZE}, {how}: adapters, {part / whole:.2f} of the whole"
         rows.append(result(row, part, "MB", "the kit, the whole model", whole, whole / part))
         print(f"  {row} ({part:,.0f} of {whole:,.0f} MB)", flush=True)
@@ -256,8 +185,6 @@ PARTS = {
     "coqui-1024": lambda rounds: coqui_rows(1024, max(3, rounds // 2)),
     "bf16": lambda rounds: coqui_rows(512, rounds, bf16=True),
     "transformers": lambda rounds: gpt2_rows(512, rounds) + gpt2_rows(1024, max(3, rounds // 2)),
-    "muon": muon_rows,
-    "loop": loop_rows,
     "full-memory": lambda rounds: full_size_memory_rows(),
     "full": lambda rounds: full_size_rows(min(3, rounds)),
 }

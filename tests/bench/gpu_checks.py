@@ -22,6 +22,7 @@ from gpu_setting import (
     new_state,
     note_row,
     product_flops_per_s,
+    read_bytes_per_s,
     relative_difference,
     seconds,
     some_batches,
@@ -86,9 +87,8 @@ def machine_rows(setting: Setting) -> Iterator[dict]:
     for precision in ("fp32", setting.precision) if setting.pretended else PRECISIONS:
         tflops = product_flops_per_s(precision, setting) / 1e12
         yield result(f"a large product, {precision}", tflops, "TFLOP/s")
+    yield result("reading memory", read_bytes_per_s(setting) / 1e9, "GB/s")
     array = torch.ones(2**20 if setting.pretended else 2**30, device=device)
-    read_s = seconds(array.sum, device, rounds=5)
-    yield result("reading memory", array.nbytes / read_s / 1e9, "GB/s")
     copy_s = seconds(array.clone, device, rounds=5)
     yield result("copying memory, read and written", 2 * array.nbytes / copy_s / 1e9, "GB/s")
     small = torch.ones(16, device=device)

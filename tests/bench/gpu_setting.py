@@ -138,6 +138,12 @@ def product_flops_per_s(precision: str, setting: Setting) -> float:
         torch.set_float32_matmul_precision(before)
 
 
+def read_bytes_per_s(setting: Setting) -> float:
+    """Bytes a second that this device reads to sum a gibibyte."""
+    array = torch.ones(2**20 if setting.pretended else 2**28, device=setting.hw.device)
+    return array.nbytes / seconds(array.sum, setting.hw.device, rounds=5)
+
+
 def covered_us(spans: list[tuple[float, float]]) -> float:
     """Length of the union of sorted spans."""
     total, reached = 0.0, -math.inf

@@ -8,15 +8,16 @@ import statistics
 from collections.abc import Iterator
 
 import torch
-from gpu_setting import Setting, note_row, seconds, spread, timed
+from gpu_setting import Setting, note_row, read_bytes_per_s, seconds, spread, timed
 from gpu_training import profile_rows, profiled
 from infer_calls import PROMPT, gpt2, greedy, random_model, request, static_compiled
 from rows import result
 
 from kit.base.hardware import DTYPES, silence_profiler
-from kit.inference.compare_formats import RecordedExample, linear_bytes, teacher_forced_logits
+from kit.inference.compare_formats import RecordedExample, teacher_forced_logits
 from kit.inference.decoder import Decoder, DecoderConfig
 from kit.inference.generate import decode
+from kit.inference.linear_formats import weight_bytes
 from kit.model.gpt import SpeechGPT
 from kit.settings import GenerateConfig
 
@@ -132,7 +133,8 @@ def speed_row(
     fell_back = "no CUDA graph" in decoder.ran or "not compiled" in decoder.ran
     more = {"ran": decoder.ran, "spread": spread(rounds), "first_call_s": first_s}
     more["warm_call_s"] = call_s
-    more["weights_read_share"] = linear_bytes(decoder) * setting.codes / call_s / bandwidth
+    read_bytes = weight_bytes(decoder.layers) + weight_bytes(decoder.code_head)
+    more["weights_read_share"] = read_bytes * setting.codes / call_s / bandwidth
     more["status"] = "off" if fell_back else "ok"
     if peer_s is None:
         return result(name, speed, "codes/s", **more)
@@ -156,9 +158,3 @@ def peer_seconds(peer, batch: int, setting: Setting, **more) -> float:
     mask = torch.ones_like(ids)
     work = lambda: peer.generate(ids, attention_mask=mask, **options)  # noqa: E731
     return seconds(work, setting.hw.device, rounds=2)
-
-
-def read_bytes_per_s(setting: Setting) -> float:
-    """Bytes a second that this device reads to sum a gibibyte."""
-    array = torch.ones(2**20 if setting.pretended else 2**28, device=setting.hw.device)
-    return array.nbytes / seconds(array.sum, setting.hw.device, rounds=5)

@@ -56,11 +56,11 @@ def greedy(codes: int, kv_cache: bool = True) -> GenerateConfig:
     return GenerateConfig(temperature=0, exact_codes=codes, kv_cache=kv_cache)
 
 
-def kit_call(decoder: Decoder, codes: int, batch: int = 1, kv_cache: bool = True) -> Call:
+def kit_call(decoder: Decoder, codes: int, kv_cache: bool = True) -> Call:
     """The kit's own generator on a CPU, where it yields at every code."""
-    texts, cond = request(decoder.config, batch)
+    texts, cond = request(decoder.config, 1)
     started_s, marks, said = time.perf_counter(), [], None
-    for said in decode_stream(decoder, texts, cond, greedy(codes, kv_cache), [[0]] * batch):  # noqa: B007
+    for said in decode_stream(decoder, texts, cond, greedy(codes, kv_cache), [(0, 0)]):  # noqa: B007
         marks.append(time.perf_counter())
     return timed(started_s, marks, torch.stack([row.codes for row in said.spoken()]))
 
@@ -105,12 +105,12 @@ def gpt2(model: SpeechGPT):
     return peer
 
 
-def peer_call(peer, codes: int, batch: int = 1, **options) -> Call:
+def peer_call(peer, codes: int) -> Call:
     """`generate`, greedy, with its key-value cache."""
     random = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, CODE_VOCAB - 2, (batch, PROMPT), generator=random).to(peer.device)
+    ids = torch.randint(0, CODE_VOCAB - 2, (1, PROMPT), generator=random)
     clock, started_s = Clock(), time.perf_counter()
-    options |= {"attention_mask": torch.ones_like(ids), "streamer": clock}
+    options = {"attention_mask": torch.ones_like(ids), "streamer": clock}
     results = peer.generate(ids, max_new_tokens=codes, do_sample=False, **options)
     return timed(started_s, clock.marks[1:], results[:, PROMPT:])  # the first mark is the prompt's
 
@@ -141,11 +141,3 @@ def same_codes(model: SpeechGPT, peer, codes: int) -> int:
     wanted = kit_call(decoder, codes).codes[0]
     assert torch.equal(wanted, results), f"not the codes transformers makes: {wanted}, {results}"
     return len(wanted.unique())
-
-
-def read_bytes_per_s() -> float:
-    """Bandwidth of reading memory: an array of 1 GiB summed once, on all threads."""
-    array = torch.ones(2**28)
-    started_s = time.perf_counter()
-    array.sum()
-    return 4 * len(array) / (time.perf_counter() - started_s)

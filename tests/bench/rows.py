@@ -88,13 +88,20 @@ def against(row: str, kit: list[float], peer: str, other: list[float], unit="ms"
     return result(row, ms, unit, peer, peer_ms, ratio, **more)
 
 
-def apart(code: str, **environment: str) -> str:
-    """The line that `code` prints last, run by a Python of its own."""
+def apart(function: str, *arguments, **environment: str):
+    """What "module.function" of this folder or tests/ returns in a Python of its own, by JSON.
+
+    Paths become text on the way there and back.
+    """
+    module, name = function.split(".")
     here = Path(__file__).resolve().parent
-    environment["PYTHONPATH"] = os.pathsep.join([str(here), str(here.parent.parent)])
-    command, env = [sys.executable, "-c", code], os.environ | environment
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, (here, here.parent, here.parent.parent)))
+    call = f"m.{name}(*json.loads(sys.argv[1]))"
+    code = f"import json, sys, {module} as m; print(json.dumps({call}, default=str))"
+    command = [sys.executable, "-c", code, json.dumps(arguments, default=str)]
+    env = os.environ | environment
     run = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
-    return run.stdout.splitlines()[-1]
+    return json.loads(run.stdout.splitlines()[-1])
 
 
 def resident_peak_mb() -> float:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from kit.base.hardware import detect
-from kit.extras.xtts_v2.model import from_released, to_released
+from kit.extras.xtts_v2.tensor_names import from_released, to_released
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import Batch, EffectiveBatch, pack
 from kit.settings import GPTConfig, SpeedConfig, TrainConfig
@@ -200,13 +200,13 @@ def require_same_loss(config: GPTConfig, coqui: Coqui) -> None:
         assert alike, "the two models compute two losses"
 
 
-def gpt2_step(config: GPTConfig, batch: Batch, fused: bool | None = True, **more) -> Step:
+def gpt2_step(config: GPTConfig, batch: Batch, dropout: float) -> Step:
     """transformers' GPT-2 with SDPA over the kit's own joint ids, on the device of `batch`.
 
-    AdamW is fused, as in its Trainer; None is torch's default.
+    AdamW is fused, as in its Trainer.
     """
-    model = gpt2(config, batch.tokens.shape[1], **more).to(batch.tokens.device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=fused)
+    model = gpt2(config, batch.tokens.shape[1], dropout).to(batch.tokens.device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
 
     def run() -> float:
         loss = model(input_ids=batch.tokens, labels=batch.tokens).loss

@@ -50,15 +50,15 @@ def missing() -> str:
     return ""
 
 
-def wait(condition, what: str, limit_s: float = LIMIT_S, pause_s: float = 0.3):
+def wait(condition, what: str):
     """The first true value of `condition()`. Raises TimeoutError naming `what`."""
-    end_s = time.monotonic() + limit_s
+    end_s = time.monotonic() + LIMIT_S
     while True:
         if value := condition():
             return value
         if time.monotonic() > end_s:
-            raise TimeoutError(f"waited {limit_s:.0f} s in vain for {what}")
-        time.sleep(pause_s)
+            raise TimeoutError(f"waited {LIMIT_S:.0f} s in vain for {what}")
+        time.sleep(0.3)
 
 
 @contextlib.contextmanager

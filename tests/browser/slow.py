@@ -15,9 +15,11 @@ from kit.notebook.widgets import Field
 from kit.recipes.panel import EPOCHS, GPUS, MORE_FIELDS
 from kit.recipes.panel import FIELDS as LABELLED
 from kit.settings import TrainConfig
-from kit.training import logs, run, switches
+from kit.training import logs, process, switches
 from kit.training.config import StepEvent
 
+STEPS_MORE = 40  # once it was stopped
+PAUSE_S = 0.05  # of a step
 REASONS = {
     "sdpa": (True, True, "kernel: flash (compute capability 7.5)"),
     "mixed_precision": (True, True, "fp16: compute capability 7.5 has no bf16, but fp16"),
@@ -52,8 +54,9 @@ class SlowTrainer:
     log, as JSON.
     """
 
-    def __init__(self, log, steps=4000, steps_more=40, pause_s=0.05):
-        self.log, self.steps, self.steps_more, self.pause_s = Path(log), steps, steps_more, pause_s
+    def __init__(self, log):
+        self.log = Path(log)
+        self.steps = 4000
         self.done, self.seen, self.requests, self.thread = 0, 0, [], None
 
     def start(self, values: dict) -> None:
@@ -66,12 +69,12 @@ class SlowTrainer:
         write = logs.jsonl_log(self.log)
         resumed = f"resumed from step {self.done}" if self.done else ""
         if self.done:
-            self.steps = self.done + self.steps_more
+            self.steps = self.done + STEPS_MORE
         for step in range(self.done + 1, self.steps + 1):
-            time.sleep(self.pause_s)
+            time.sleep(PAUSE_S)
             write(self._event(step, resumed))
             self.done, resumed = step, ""
-            if run.STOP in self.requests:
+            if process.STOP in self.requests:
                 return
 
     @property
@@ -95,7 +98,7 @@ class SlowTrainer:
         validates = step % max(1, self.steps // 10) == 0
         figures = {"step": step, "steps": self.steps, "loss": loss + noise, "note": note}
         figures |= {"lr": 2e-3 * min(1, 10 * share) * (1 - 0.8 * share), "grad_norm": 1.0}
-        figures |= {"tokens": 4096, "step_s": self.pause_s, "unix_s": time.time()}
+        figures |= {"tokens": 4096, "step_s": PAUSE_S, "unix_s": time.time()}
         figures["memory_bytes"] = int(2**30 * (1.9 - 0.6 * math.exp(-20 * share)))
         if validates:
             figures |= {"val_loss": loss + 0.15, "ema_val_loss": loss + 0.02}

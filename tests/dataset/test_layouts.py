@@ -46,13 +46,13 @@ def common_voice(folder, **tables: str | bytes):
     return folder_of(folder, [f"clips/{name}.mp3" for name in "abcd"], **tables)
 
 
-# --- LJSpeech -----------------------------------------------------------------------------------
+# --- LJSpeech and Common Voice ------------------------------------------------------------------
 
 
-ROWS = [
+LJSPEECH_ROWS = [
     (f"b|{TEXT}\n", "no recording wavs/b.wav"),
     (f"|{TEXT}\n", "inside wavs/, got ''"),
-    ("a|።...\n", "the text is empty"),
+    ("a|।...\n", "the text is empty"),
     (f"/etc/passwd|{TEXT}\n", "inside wavs/"),
     (f"x/../../a|{TEXT}\n", "inside wavs/"),
     (f"..\\a|{TEXT}\n", "inside wavs/"),
@@ -62,13 +62,32 @@ ROWS = [
     (f"a|{TEXT}\rb|{TEXT}\n", "between what looks like two rows"),
     (f"{'x' * 300}|{TEXT}\n", "no recording"),
 ]
+COMMON_VOICE_ROWS = [
+    ("x\ta.mp3\tone two\n", "4 columns expected"),
+    ("x\te.mp3\tone two\t1\n", "no recording clips/e.mp3"),
+    ("x\t/etc/passwd\tone two\t1\n", "inside clips/"),
+    ("x\t\tone two\t1\n", "inside clips/"),
+    (b"x\ta.mp3\tcaf\xe9\t1\n", "UTF-8"),
+]
+# Of each kind: a recording, its table, what is above the bad row, and a good one below it.
+KINDS = {
+    "LJSpeech": ("wavs/a.wav", "metadata.csv", "", f"a|{TEXT}\n"),
+    "Common Voice": ("clips/a.mp3", "validated.tsv", HEADER, f"x\ta.mp3\t{TEXT}\t1\r\n"),
+}
+ROWS = [("LJSpeech", *row) for row in LJSPEECH_ROWS]
+ROWS += [("Common Voice", *row) for row in COMMON_VOICE_ROWS]
 
 
-@pytest.mark.parametrize(("table", "reason"), ROWS)
-def test_every_unusable_row_names_table_line_and_fix(tmp_path, table, reason):
-    kept, refused = noted(tmp_path, table)
-    assert not kept and reason in refused[0].reason
-    assert (refused[0].file, refused[0].line) == ("metadata.csv", 1) and refused[0].cure
+@pytest.mark.parametrize(("kind", "bad", "reason"), ROWS, ids=ascii)
+def test_every_unusable_row_names_table_line_and_fix(tmp_path, kind, bad, reason):
+    recording, name, head, good = KINDS[kind]
+    bad = bad if isinstance(bad, bytes) else bad.encode()
+    table = f"\ufeff{head}".encode() + bad + good.encode()
+    result = read_dataset(folder_of(tmp_path, [recording], **{name: table}), LOOSE)
+    assert [row.id for row in result.rows] == ["a"]
+    (refusal,) = result.refused
+    assert reason in refusal.reason and refusal.cure
+    assert (refusal.file, refusal.line) == (name, 2 if head else 1)
 
 
 # No newline at the end, a byte order mark, empty lines, an id with a suffix, a normalised text ...
@@ -96,9 +115,6 @@ def test_a_repeated_id_is_kept_once_and_says_where_the_first_is(tmp_path):
     assert refusal.reason == "this id is already used in metadata.csv, line 1"
     kept, refused = noted(tmp_path, f"a|{TEXT}\na|ሌላ\n")  # nobody knows which is right
     assert not kept and sorted(finding.line for finding in refused) == [1, 2]
-
-
-# --- Common Voice -------------------------------------------------------------------------------
 
 
 def test_a_common_voice_folder(tmp_path):
@@ -274,24 +290,6 @@ def test_held_out_rows_of_a_script_with_thousands_of_letters_may_have_letters_of
     texts = [chr(0x4E00 + 3 * i) + chr(0x4E00 + 3 * i + 1) for i in range(40)]
     rows = hold_out([utterance(i, t) for i, t in enumerate(texts)], ManifestConfig())
     assert sum(row.split == "held_out" for row in rows) >= 4
-
-
-CV_ROWS = {
-    "x\ta.mp3\tone two\n": "4 columns expected",
-    "x\te.mp3\tone two\t1\n": "no recording clips/e.mp3",
-    "x\t/etc/passwd\tone two\t1\n": "inside clips/",
-    "x\t\tone two\t1\n": "inside clips/",
-    "x\ta.mp3\tcaf\udce9\t1\n": "UTF-8",
-}
-
-
-@pytest.mark.parametrize(("bad", "reason"), CV_ROWS.items(), ids=ascii)
-def test_every_unusable_common_voice_row(tmp_path, bad, reason):
-    table = f"\ufeff{HEADER}{bad}x\tb.mp3\t{TEXT}\t1\r\n".encode(errors="surrogateescape")
-    result = read_dataset(common_voice(tmp_path, validated=table), LOOSE)
-    assert [row.id for row in result.rows] == ["b"]
-    (refusal,) = result.refused
-    assert reason in refusal.reason and (refusal.file, refusal.line) == ("validated.tsv", 2)
 
 
 def test_an_id_that_is_not_utf_8_can_be_written_to_the_report(tmp_path):

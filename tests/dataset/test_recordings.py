@@ -7,6 +7,7 @@ import pytest
 from folders import CSV, SPLIT_OF, TEXTS, TWO, folder_of, lines, parts, read, wavs
 
 from kit.audio.container import SUFFIXES
+from kit.base.errors import DatasetError
 from kit.dataset.fetch import fetch_dataset
 from kit.dataset.recordings import canonical_split
 
@@ -76,6 +77,32 @@ def test_what_is_missing_names_what_is_there(tmp_path):
         assert f"no recording wavs/{name}.wav" in reason
         assert "c0.wav, c1.wav, c2.wav and 2 more" in reason
     assert {finding.kind for finding in result.refused} == {"missing"} and len(result.rows) == 5
+
+
+def test_two_folders_with_recordings_of_one_name_need_a_word(tmp_path):
+    table = {"metadata.csv": "".join(CSV)}
+    both = folder_of(tmp_path / "both", [*wavs(), *wavs(3, "raw/c{}.wav")], **table)
+    with pytest.raises(DatasetError, match=r"wavs/c0\.wav.*raw/c0\.wav.*audio_root"):
+        read(both)
+    for name, count in {"wavs": 10, "raw": 3}.items():
+        rows = read(both, audio_root=str(both / name)).rows
+        assert [Path(row.audio).parent.name for row in rows] == [name] * count
+    for kind, pattern in {"clips": "clips/c{}.wav", "above": "c{}.mp3"}.items():
+        folder = folder_of(tmp_path / kind, [*wavs(), *wavs(10, pattern)], **table)
+        with pytest.raises(DatasetError, match="Two recordings fit 'c0'"):
+            read(folder)
+    folder = folder_of(tmp_path / "other", [*wavs(), *wavs(3, "other/c{}.wav")], **table)
+    folder_of(folder / "other", [], **table)
+    assert len(read(folder).rows) == 10, "a folder with a table of its own is another dataset"
+    # What names its folder or its suffix fits one; a link is the same recording.
+    both = [*wavs(), *wavs(3, "raw/c{}.wav")]
+    table = {"list.csv": "path,text\n" + lines("wavs/c{i}.wav,{t}")}
+    assert len(read(folder_of(tmp_path / "exact", both, **table)).rows) == 10
+    both = [*wavs(), *wavs(3, "raw/c{}.mp3")]
+    table = {"list.csv": "path,text\n" + lines("c{i}.wav,{t}")}
+    folder = folder_of(tmp_path / "suffix", both, **table)
+    (folder / "linked").symlink_to(folder / "wavs")
+    assert len(read(folder).rows) == 10
 
 
 def test_an_id_finds_every_format_that_can_be_read(tmp_path):

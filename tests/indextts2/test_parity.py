@@ -7,7 +7,8 @@ from published_indextts2 import FULL, package_model
 from torch import Tensor
 
 from kit.extras.indextts2.model import file_name, gpt_config
-from kit.extras.xtts_v2.model import empty_model, fill_module, from_released, to_released
+from kit.extras.xtts_v2.model import build_model
+from kit.extras.xtts_v2.tensor_names import to_released
 from kit.inference.generate import generate
 from kit.model.gpt import SpeechGPT, weighted_loss
 from kit.model.sequence import pack
@@ -19,8 +20,7 @@ STEPS = 40
 
 def kit_model(theirs, gpt: dict) -> SpeechGPT:
     config = gpt_config({"gpt": gpt}, "config.yaml")
-    weights = from_released(theirs.state_dict(), config, file_name)
-    return fill_module(empty_model(config), weights, "the release")
+    return build_model(theirs.state_dict(), config, "the release", "IndexTTS2", file_name)
 
 
 def row(model: SpeechGPT, seed: int = 3) -> tuple[list[int], list[int], Tensor]:

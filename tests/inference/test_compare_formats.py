@@ -15,8 +15,9 @@ from kit.model.sequence import pack
 from kit.settings import GenerateConfig
 
 GREEDY = GenerateConfig(temperature=0)
-SAME = dict.fromkeys(("top1_agreement", "size_ratio", "linear_size_ratio"), 1.0)
-COST = formats.FormatDifference(**SAME, mean_logit_error=0.0, max_logit_error=0.0, positions=100)
+COST = formats.FormatDifference(
+    top1_agreement=1.0, size_ratio=1.0, mean_logit_error=0.0, max_logit_error=0.0
+)
 SPEED = {"codes_per_s": 500.0, "speedup": 1.0, "weight_bytes": 20_000_000, "warm_up_s": 0.0}
 FP32 = FormatResult(name="fp32", ran="fp32", cost=COST, cer=0.10, **SPEED)
 
@@ -56,7 +57,7 @@ def test_costs_are_the_count_by_hand(model, rows):
         for a, b in zip(trained(model, row).tolist(), trained(other, row).tolist()):
             agree.append(a.index(max(a)) == b.index(max(b)))
             errors += [abs(x - y) for x, y in zip(a, b)]
-    assert cost.positions == len(agree) == sum(len(codes) + 1 for _, codes, _ in rows)
+    assert len(agree) == sum(len(codes) + 1 for _, codes, _ in rows)
     assert 0 < cost.top1_agreement < 1
     assert cost.top1_agreement == pytest.approx(sum(agree) / len(agree))
     assert cost.mean_logit_error == pytest.approx(sum(errors) / len(errors), rel=1e-3)
@@ -73,13 +74,12 @@ def test_every_format_is_measured_beside_the_first(voice):
     rows = formats.recorded_examples(code_cache(), 2)
     asked = []
     error_rate = lambda v: asked.append(v.decoder.ran) or 0.25  # noqa: E731
-    found = formats.measure_formats(voices, 5, GREEDY, rows, error_rate, rounds=2)
+    found = formats.measure_formats(voices, 5, GREEDY, rows, error_rate)
     assert [v.name for v in found] == ["fp32", "bf16", "int8"] and len(asked) == 3
     fp32, bf16, int8 = found
     assert fp32.speedup == 1 and fp32.cost.top1_agreement == 1 and fp32.cost.max_logit_error == 0
     assert (fp32.weight_bytes > bf16.weight_bytes) == has_bf16()
     assert bf16.weight_bytes > int8.weight_bytes
-    assert bf16.cost.positions == sum(len(codes) + 1 for _, codes, _ in rows)
     assert all(v.cer == 0.25 and v.codes_per_s > 0 and v.warm_up_s == 0 for v in found)
 
 

@@ -269,14 +269,11 @@ def test_the_model_is_left_as_it_was(weights):
 
 @pytest.mark.parametrize("name", ["gpt.h.1.mlp.c_fc.weight", "code_position.weight"])
 @pytest.mark.parametrize(("weights", "value"), [("fp32", float("nan")), ("int8", float("inf"))])
-def test_damaged_weights_and_references_are_reported_at_once(name, weights, value):
+def test_damaged_weights_are_reported_at_once(name, weights, value):
     damaged = tiny_model()
     damaged.get_parameter(name).data.flatten()[3] = value
     with pytest.raises(SpeechError, match=rf"{name} is not finite.* earlier checkpoint"):
         Decoder(damaged, DecoderConfig(weights=weights))
-    cond = torch.full((1, GPT.n_mels, 12), value)
-    with pytest.raises(SpeechError, match="reference has NaN"):
-        Decoder(tiny_model(), DecoderConfig(weights=weights)).prompt([[1]], cond)
 
 
 def test_an_unknown_format_names_the_nearest():
@@ -319,18 +316,6 @@ def test_a_step_attends_to_all_that_is_written_at_the_border_of_a_bucket(model, 
     decoder = graphed(model, monkeypatch)
     same_logits(decoder, Decoder(model), rows(count, codes=20))
     assert len(decoder.compiled.ready) > 4
-
-
-def test_where_nothing_can_be_captured_steps_run_one_by_one(model, monkeypatch):
-    def refuse(*_args):
-        raise RuntimeError("CUDA error: not permitted\nmore")
-
-    decoder, (texts, _, cond) = graphed(model, monkeypatch, refuse), rows(3)
-    wanted = said(Decoder(model), texts, cond)
-    for _ in range(2):
-        assert said(decoder, texts, cond) == wanted
-    assert decoder.ran.endswith("; no CUDA graph: CUDA error: not permitted")
-    assert decoder.can_drop_rows
 
 
 def test_where_triton_fails_plain_steps_are_captured(model, monkeypatch):

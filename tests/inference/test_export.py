@@ -66,6 +66,17 @@ def test_fp32_is_the_same_voice_to_the_bit(voice, folder):
         assert torch.equal(one.codes, two.codes) and torch.equal(one.wave, two.wave)
 
 
+def test_a_voice_whose_texts_were_not_respelt_reads_letters_as_they_are(voice, tmp_path):
+    assert voice.ids("ሰላም") == voice.ids("ሠላም")
+    card = export_voice(voice, tmp_path / "usual", "fp32") / "voice.json"
+    assert "respell" not in json.loads(card.read_bytes())["habits"], "for older kits"
+    as_written = dataclasses.replace(voice, habits=dataclasses.replace(voice.habits, respell=False))
+    again = load_export(export_voice(as_written, tmp_path / "voice", "fp32"))
+    assert again.habits == as_written.habits
+    with pytest.raises(SpeechError, match="had no ሠ"):
+        again.ids("ሠላም")
+
+
 def test_a_voice_of_phonemes_is_given_phonemes_wherever_it_is_taken(tmp_path):
     made = opinionated_voice(tmp_path, phonemes="am")
     again = load_export(export_voice(made, tmp_path / "export", "fp32"))
@@ -264,12 +275,14 @@ FALSE_CARDS = [
     ({"model": {"width": 64}}, rf"{CARD}.*model\.safetensors"),
     ({"model": {"heads": 3}}, rf"{CARD} is damaged.*GPTConfig"),
     ({"model": {"wings": 2}}, rf"{CARD} is damaged.*GPTConfig"),
-    ({"model": {"layers": 10**8}}, r"GPTConfig\.layers = "),
-    ({"model": {"width": 2**40}}, r"GPTConfig\.width = "),
-    ({"sampling": {"best_of": 10**9}}, r"\.best_of = "),
-    ({"sample_rate": 16000}, r"codec\.safetensors has 22050 Hz, .*voice\.json says 16000"),
-    ({"speakers": ["alma", "carol"]}, r"\['alma', 'brook'\].*says \['alma', 'carol'\]"),
-    ({"habits": {"pace": float("nan")}}, r"\.pace = "),
+    ({"model": {"layers": 10**8}}, r"GPTConfig\.layers = \d+: must lie in"),
+    ({"model": {"width": 2**40}}, r"GPTConfig\.width = \d+: must lie in"),
+    ({"model": {"perceiver_layers": 10**9}}, r"GPTConfig\.perceiver_layers = \d+: must lie in"),
+    ({"sampling": {"best_of": 10**9}}, r"\.best_of = \d+: must lie in"),
+    ({"sampling": {"retries": 10**9}}, r"\.retries = \d+: must lie in"),
+    ({"habits": {"pace": float("nan")}}, r"\.pace = nan"),
+    ({"habits": {"pace": -1.0}}, r"\.pace = -1.0: must be 0 or more"),
+    ({"habits": {"longest_text": -3}}, r"\.longest_text = -3: must be 0 or more"),
     ({"habits": HEADS}, "head 0 in layer 9, .* has 2 layers of 2 heads"),
 ]
 
@@ -287,22 +300,3 @@ def test_rounding_again_finds_the_same_whole_numbers(size):
     rounded, scale = int8(torch.randn(20_000, 5) * size * torch.rand(20_000, 1))
     again = int8(unpacked({"w": rounded, "w" + SCALE: scale})["w"])
     assert torch.equal(again[0], rounded) and torch.equal(again[1], scale)
-
-
-TOO_MUCH = [("model", "layers", 10**8), ("model", "width", 2**40), ("sampling", "retries", 10**9)]
-
-
-TOO_MUCH += [("model", "perceiver_layers", 10**9), ("sampling", "best_of", 10**9)]
-
-
-TOO_MUCH += [("habits", "pace", pace) for pace in (float("nan"), -1.0)]
-
-
-TOO_MUCH += [("habits", "longest_text", -3)]
-
-
-@pytest.mark.parametrize(("part", "name", "value"), TOO_MUCH)
-def test_a_card_that_asks_for_what_no_voice_has_is_refused_at_once(folder, part, name, value):
-    card = json.loads((folder / CARD).read_text(encoding="utf-8"))
-    sealed(folder, **{part: card[part] | {name: value}})
-    refused(folder, rf"\w+\.{name} = .*: (must lie in|must be 0 or more)")

@@ -176,18 +176,16 @@ def test_an_exact_number_of_codes_is_spoken(model, count, bias):
 
 
 TOO_MUCH = [
-    ([[1], [2]], 2, {"exact_codes": 100}, "39 codes"),
-    ([[1], [2]], 3, {}, "2 texts and 3 references"),
-    ([[1, 2], []], 2, {}, "0 ids.* 1 to 18"),
-    ([[1, 2], [1] * 19], 2, {}, "19 ids.* 1 to 18.* split it"),
+    ([[1], [2]], {"exact_codes": 100}, "39 codes"),
+    ([[1, 2], []], {}, "0 ids.* 1 to 18"),
+    ([[1, 2], [1] * 19], {}, "19 ids.* 1 to 18.* split it"),
 ]
 
 
-@pytest.mark.parametrize(("texts", "references", "over", "facts"), TOO_MUCH)
-def test_what_does_not_fit_names_the_limit(model, texts, references, over, facts):
+@pytest.mark.parametrize(("texts", "over", "facts"), TOO_MUCH)
+def test_what_does_not_fit_names_the_limit(model, texts, over, facts):
     with pytest.raises(SpeechError, match=facts):
-        config = dataclasses.replace(GREEDY, **over)
-        generate(model, texts, torch.randn(references, 8, 5), config)
+        generate(model, texts, torch.randn(2, 8, 5), dataclasses.replace(GREEDY, **over))
 
 
 def test_numbers_that_outgrow_their_format_are_reported(model):
@@ -221,14 +219,15 @@ def test_graphs_that_sample_say_the_same(model, monkeypatch):
     assert len(decoder.compiled.held) <= decoder_steps.MAX_HELD
 
 
-def test_a_graph_that_cannot_be_captured_in_the_middle_ends_no_text(model, monkeypatch):
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_graph_that_cannot_be_captured_ends_no_text(model, before, monkeypatch):
     monkeypatch.setattr("kit.inference.decoder_steps.BUCKET", 16)
 
     def capture(work, undo, pool):
-        if made:
+        if len(made) == before:
             work()  # as a warm-up that fails
             undo()
-            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+            raise RuntimeError("CUDA error: not permitted\nmore")
         made.append(1)
         return pretended_capture(work, undo, pool)
 
@@ -237,8 +236,10 @@ def test_a_graph_that_cannot_be_captured_in_the_middle_ends_no_text(model, monke
         decoder = graphed(model, monkeypatch, capture)
         texts, cond = requests(3)
         wanted = plain(generate(model, texts, cond, config))
-        assert plain(generate(decoder, texts, cond, config)) == wanted
-        assert made and "; no CUDA graph: CUDA error" in decoder.ran
+        for _ in range(2):
+            assert plain(generate(decoder, texts, cond, config)) == wanted
+        assert len(made) == before and decoder.can_drop_rows
+        assert decoder.ran.endswith("; no CUDA graph: CUDA error: not permitted")
 
 
 @pytest.mark.parametrize(("graphs", "fit"), [(False, 3), (True, 3), (True, 100)])
@@ -417,12 +418,6 @@ def test_no_more_rows_are_decoded_than_free_memory_holds(model, graphs, fit, mon
         assert plain(generate(decoder, texts, cond, config)) == wanted
         least = 2 if config is GUIDED else 1  # rows of one text
         assert max(asked) <= max(fit, least)
-
-
-def test_a_graphs_states_are_not_written_over(model, monkeypatch):
-    texts, cond = requests(3)
-    decoder = graphed(model, monkeypatch, states=True)
-    require_trained_states(model, texts, cond, generate(decoder, texts, cond, GREEDY))
 
 
 def test_filters_and_repetition_penalty_are_transformers_own():

@@ -197,8 +197,9 @@ REFERENCES = [
     ({"pieces": {"alma": [5, 8]}}, "reference of 'alma' has 12 frames"),
     ({"alma": torch.zeros(80), "pieces": {}}, "reference of 'alma' has shape"),
     ({"../x": torch.zeros(3000, 4), "pieces": {}}, "reference of '../x' has shape"),
-    ({"front_end": FRONT_END | {"n_fft": 2**20}}, r"MelConfig\.n_fft = \d+"),
-    ({"front_end": FRONT_END | {"sample_rate": 10**9}}, r"MelConfig\.sample_rate = \d+"),
+    ({"front_end": FRONT_END | {"n_fft": 2**20}}, r"MelConfig\.n_fft = \d+: must lie in"),
+    ({"front_end": FRONT_END | {"n_mels": 32_769, "n_fft": 65_536}}, r"MelConfig\.n_fft = \d+: mu"),
+    ({"front_end": FRONT_END | {"sample_rate": 10**9}}, r"\.sample_rate = \d+: must lie in"),
     ({"front_end": {"n_mels": 40}}, "40 mels of their front end.*expects 80"),
 ]
 
@@ -227,14 +228,3 @@ def test_int8_scales_that_do_not_fit_are_named(exports, tmp_path):
     (folder / "model.safetensors").write_bytes(data)
     seal(folder)
     refused(folder, f"{name} does not fit")
-
-
-@pytest.mark.parametrize(
-    "over", [{"n_mels": 32_769, "n_fft": 65_536}, {"n_fft": 2**20}, {"sample_rate": 10**9}]
-)
-def test_a_front_end_no_voice_can_have_is_refused_before_it_is_made(folder, over):
-    front_end = {"sample_rate": 22050, "n_fft": 1024, "hop_length": 256, "n_mels": 80} | over
-    rewrite(folder, "references.safetensors", front_end=front_end)
-    refused(folder, r"MelConfig\.(n_fft|sample_rate) = \d+: must lie in")
-    rewrite(folder, "references.safetensors", front_end={"n_mels": 40})
-    refused(folder, r"40 mels of their front end.*expects 80")

@@ -55,22 +55,29 @@ def test_every_weight_is_within_half_a_step_of_its_channel():
     assert torch.allclose(scale, weight.abs().amax(1) / 127)
 
 
-@pytest.mark.parametrize(
-    ("weights", "kind", "dtype", "ran"),
-    [
-        ("fp32", layers.SplitByThread, FP32, "fp32, split by thread"),
-        ("bf16", layers.OneDnn, BF16, "bf16, packed for this CPU"),
-        ("fp16", PlainLinear, FP16, "fp16"),
-        ("int8", layers.DynamicInt8, FP32, "int8 weights and activations (dynamic)"),
-        ("int8-weight-only", layers.WeightOnlyInt8, BF16, "int8 weights, bf16 activations"),
-    ],
-)
-def test_what_a_cpu_takes(weights, kind, dtype, ran, monkeypatch):
-    monkeypatch.setattr(layers, "has_bf16", lambda: True)
-    monkeypatch.setattr(layers, "split_is_faster", lambda threads: True)
-    if not (layers.has_fbgemm() and torch.backends.mkldnn.is_available()):
-        pytest.skip("this build of torch lacks oneDNN or packed int8 products")
-    assert choose_layer(weights, CPU, compiled=False) == (kind, dtype, ran)
+ABILITIES = ("has_bf16", "has_fbgemm", "split_is_faster")  # of a processor
+# Format, whether it is compiled, what the processor lacks; layer, activations, and a fact.
+CHOICES = [
+    ("fp32", False, (), layers.SplitByThread, FP32, "fp32, split by thread"),
+    ("bf16", False, (), layers.OneDnn, BF16, "bf16, packed for this CPU"),
+    ("fp16", False, (), PlainLinear, FP16, "fp16"),
+    ("int8", False, (), layers.DynamicInt8, FP32, "int8 weights and activations (dynamic)"),
+    ("int8-weight-only", False, (), layers.WeightOnlyInt8, BF16, "int8 weights, bf16 activations"),
+    ("int8", True, (), layers.WeightOnlyInt8, BF16, "int8 weights, bf16 activations"),
+    ("int8", False, ("has_fbgemm",), layers.WeightOnlyInt8, BF16, "no int8 matmuls"),
+    ("bf16", False, ("has_bf16",), layers.SplitByThread, FP32, "no bf16 products"),
+    ("bf16", True, ("has_bf16",), PlainLinear, FP32, "no bf16 products"),
+    ("bf16", False, ("has_bf16", "split_is_faster"), PlainLinear, FP32, "no bf16 products"),
+]
+
+
+@pytest.mark.parametrize(("weights", "compiled", "lacks", "kind", "dtype", "fact"), CHOICES)
+def test_what_a_cpu_takes(weights, compiled, lacks, kind, dtype, fact, monkeypatch):
+    for name in ABILITIES:
+        monkeypatch.setattr(layers, name, lambda *_, able=name not in lacks: able)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    *layer, ran = choose_layer(weights, CPU, compiled)
+    assert layer == [kind, dtype] and fact in ran
 
 
 def no_bf16_packing(weight, rows):
@@ -83,14 +90,6 @@ def plain_cpu(monkeypatch):
     if not torch.backends.mkldnn.is_available():
         pytest.skip("this torch was built without oneDNN")
     monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", no_bf16_packing)
-
-
-def test_a_processor_without_bf16_takes_what_it_has_and_says_so(plain_cpu, monkeypatch):
-    for compiled, split in ((True, True), (False, False), (False, True)):
-        monkeypatch.setattr(layers, "split_is_faster", lambda threads, split=split: split)
-        kind, dtype, ran = choose_layer("bf16", CPU, compiled)
-        assert kind is (layers.SplitByThread if split and not compiled else PlainLinear)
-        assert dtype == FP32 and ran.startswith("fp32") and "no bf16 products" in ran
 
 
 @pytest.mark.parametrize("bf16", [True, False])
@@ -115,8 +114,10 @@ COSTS += [pytest.param("int8", 0.30, 0.05, marks=needs_fbgemm)]
 def test_a_whole_decoder_is_smaller_and_near(weights, size, error):
     model = tiny_model(width=64, heads=2).eval()
     small = Decoder(model, DecoderConfig(weights=weights))
-    cost = compare_decoders(Decoder(model), small, list(zip(*random_rows(model.config, 3))))
-    assert cost.linear_size_ratio <= size
+    full = Decoder(model)
+    cost = compare_decoders(full, small, list(zip(*random_rows(model.config, 3))))
+    linear_bytes = [layers.weight_bytes(each.layers) for each in (small, full)]
+    assert linear_bytes[0] <= size * linear_bytes[1]
     spread = model.code_head.weight.norm(dim=1).mean().item()
     assert 0 < cost.mean_logit_error <= error * spread
     assert weights.split("-")[0] in small.ran
@@ -138,9 +139,9 @@ def test_damaged_weights_and_inputs_that_the_kernel_cannot_take_are_refused(kind
     linear = nn.Linear(64, 40)
     linear.weight.data[3, 3] = value
     with pytest.raises(ValueError, match="not finite"):
-        kind(linear)
+        kind(linear, BF16)
     with pytest.raises(ValueError, match=r"multiple of 16 .* has 40: use int8"):
-        layers.WeightOnlyInt8(nn.Linear(40, 17))
+        layers.WeightOnlyInt8(nn.Linear(40, 17), BF16)
 
 
 def test_without_bf16_many_rows_are_multiplied_in_fp32(plain_cpu):
@@ -154,14 +155,6 @@ def test_without_bf16_many_rows_are_multiplied_in_fp32(plain_cpu):
     assert (found.float() - wanted).norm() / wanted.norm() < 0.005
 
 
-def test_int8_without_its_kernel_or_compiled_keeps_its_weights_small(monkeypatch):
-    *layer, ran = choose_layer("int8", CPU, compiled=True)
-    assert layer == [layers.WeightOnlyInt8, BF16] and ran == "int8 weights, bf16 activations"
-    monkeypatch.setattr(layers, "has_fbgemm", lambda: False)
-    *layer, ran = choose_layer("int8", CPU, compiled=False)
-    assert layer == [layers.WeightOnlyInt8, BF16] and "no int8 matmuls" in ran
-
-
 @pytest.mark.parametrize("rows", [1, FEW_ROWS, FEW_ROWS + 1])
 @pytest.mark.parametrize(("outputs", "shares"), [(72, 4), (1030, 2), (75, 3), (41, 1)])
 def test_every_thread_has_its_share_of_the_outputs(outputs, shares, rows, monkeypatch):
@@ -169,5 +162,5 @@ def test_every_thread_has_its_share_of_the_outputs(outputs, shares, rows, monkey
     torch.manual_seed(0)
     linear = nn.Linear(256, outputs)
     wanted, found = both(layers.SplitByThread, FP32, linear, rows)
-    assert len(layers.SplitByThread(linear).shares[0]) == shares and found.is_contiguous()
+    assert len(layers.SplitByThread(linear, FP32).shares[0]) == shares and found.is_contiguous()
     torch.testing.assert_close(found, wanted)

@@ -135,10 +135,10 @@ def test_references_of_another_shape_are_reported(folder, shapes, wanted):
 def test_a_model_file_that_asks_for_more_than_it_holds_is_refused(folder):
     path = folder / "model-ema.safetensors"
     configure(path, layers=90, width=8192)  # 70 billion weights, were they made
-    with pytest.raises(SpeechError, match=r"model-ema\.safetensors.*its header means"):
+    with pytest.raises(KitError, match=r"model-ema\.safetensors.*its header means"):
         load_voice(folder)
     configure(path, layers=10**8)
-    with pytest.raises(SpeechError, match=r"GPTConfig\.layers = 100000000: must lie in"):
+    with pytest.raises(KitError, match=r"GPTConfig\.layers = 100000000: must lie in"):
         load_voice(folder)
 
 
@@ -147,18 +147,6 @@ def configure(path, **over) -> None:
     tensors, header = contents(path)
     header["config"] |= over
     path.write_bytes(file_bytes(tensors, header))
-
-
-FILES = dict.fromkeys(NAMES, SpeechError) | {"codec.safetensors": KitError}
-
-
-@pytest.mark.parametrize("name", [name for name in FILES if "safetensors" in name])
-def test_a_flipped_bit_is_noticed(folder, name):
-    data = bytearray((folder / name).read_bytes())
-    data[len(data) // 2] ^= 1
-    (folder / name).write_bytes(data)
-    with pytest.raises((SpeechError, KitError), match=rf"{name}.*checksum"):
-        load_voice(folder)
 
 
 def test_references_say_what_made_them(folder):

@@ -1,14 +1,12 @@
 """The judges' networks: skipped where they are not installed."""
 
 import pytest
-from judges import Judges, missing
+from judges import NEEDED, Judges
+from optional_packages import skip_unavailable
 
 
 def pytest_collection_modifyitems(items):
-    if missing():
-        why = f"{', '.join(missing())} not installed (make test-judges installs it)"
-        for item in items:
-            item.add_marker(pytest.mark.skip(reason=why))
+    skip_unavailable(items, NEEDED, "test-judges")
 
 
 @pytest.fixture(scope="session")

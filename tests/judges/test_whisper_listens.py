@@ -12,8 +12,8 @@ from kit.audio.recognizer import alphabet_of, cer
 from kit.dataset.alignment import align_clips
 from kit.dataset.checks import match
 from kit.dataset.layouts import read_dataset
-from kit.dataset.segmentation import SegmentConfig, Segmenter
 from kit.dataset.synthetic import make_corpus
+from kit.extras.long_recordings.segmentation import SegmentConfig, Segmenter
 from kit.extras.whisper.recognizer import new_whisper
 from kit.inference.evaluate import transcribe
 from kit.settings import AlignConfig, CorpusConfig, ManifestConfig

@@ -11,12 +11,13 @@ from types import SimpleNamespace
 import nbformat
 import pytest
 import torch
-from helpers import CPU
+from helpers import CPU, code_cache, manifest, run_shown, trained_codec
 
 from kit.base.config import build, load_preset
 from kit.base.errors import KitError
 from kit.base.hardware import Hardware
 from kit.batches.batching import padding_waste
+from kit.dataset.manifest import write_manifest
 from kit.model.gpt import SpeechGPT, weighted_loss
 from kit.notebook import exercises
 from kit.settings import DataConfig, GPTConfig, SpeedConfig, TrainConfig
@@ -86,6 +87,18 @@ def test_02_learns_in_twelve_steps():
     require_points("02", {"training": training, "tiny": task.model, "guess": guess, **parts})
 
 
+def test_02_compares_codes_from_the_cache_with_codes_made_in_every_step(tmp_path):
+    write_manifest(manifest(), tmp_path)
+    data = SimpleNamespace(codec=trained_codec()[0], cache=code_cache(), config=DataConfig())
+    training = SimpleNamespace(
+        data=data, batches=lambda: iter(range(9)), rows=lambda: [{"step_s": 0.5}]
+    )
+    names = {"training": training, "run": SimpleNamespace(folder=tmp_path)}
+    shown = run_shown("02", "fly", names)
+    cached, made = shown.grid[1:]
+    assert float(cached[1].split()[0]) < float(made[1].split()[0]) and "times as long" in str(shown)
+
+
 @pytest.mark.parametrize("transcript", ["", "a brown fox"])
 def test_03_counts_wrong_letters(transcript):
     spoken = SimpleNamespace(scores=SimpleNamespace(transcripts=(transcript,)))
@@ -120,6 +133,14 @@ def test_05_saves_memory_at_little_cost_and_names_what_was_measured():
     require_points("05", {"benchmark": SimpleNamespace(ran=TRIALS)})
     with pytest.raises(KitError, match="recomputed"):
         exercises.switches("recompute", TRIALS)
+
+
+def test_05_shows_what_master_weights_and_loss_scaling_keep(capsys):
+    run_shown("05", "mixed", {})
+    fp32, bf16, fp16, autocast = capsys.readouterr().out.splitlines()
+    assert "1 is 1.1000" in fp32 and "1 is 1.0000" in bf16 and "1 is 1.0000" in fp16
+    assert "1e-8 is 0.0e+00, scaled 1.0e-08" in fp16 and "is 0.0e+00" not in bf16
+    assert autocast == "product torch.bfloat16, weight torch.float32, gradient torch.float32"
 
 
 def test_06_draws_from_a_stream_with_equal_chances_in_memory_that_does_not_grow():

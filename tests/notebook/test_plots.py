@@ -46,7 +46,7 @@ def test_small_charts_are_pictures():
             {"weights": 2**30, "EMA": 0}, 2**30, None, 10 * 2**30, 16 * 2**30, "a T4"
         ),
         plots.heatmaps({f"head {i}": np.full((3, 5), i / 5) for i in range(6)}, "code", "piece"),
-        plots.grouped_bars(["x", "y"], {"a": [1, 2], "b": [2, 1]}),
+        plots.bars(["x", "y"], {"a": [1, 2], "b": [2, 1]}),
         run_curves([]),
         run_curves([row(1, loss=None, memory_bytes=0, lr=0.0, note="skipped")]),
     ):

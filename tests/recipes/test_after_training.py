@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 from helpers import leave_voice_files, manifest, real_voice
-from test_train import active
+from made_runs import active
 
 from kit.audio.mel_codec import MelCodec
 from kit.base.errors import KitError, SpeechError

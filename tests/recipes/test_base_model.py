@@ -132,10 +132,10 @@ def test_a_codec_of_its_own_is_reported_and_a_half_copied_voice_copied_again(exp
         ("gone", r"there is no voice \(no such folder\)\. Name the folder"),
         ("other", r"there is no voice \(notes\.txt\)\. Name the folder"),
         ("trained", r"copy best_model\.pth as model\.pth into a folder with config\.json"),
-        ("hf://XTTS-v2", "names no repository of the hub: write hf://OWNER/NAME@REVISION"),
-        ("hf://some/../one", "names no repository of the hub"),
-        ("hf://some/one", "says no revision, and the files of a repository may change"),
-        ("hf://some/one@../..", "says no revision"),
+        ("hf://XTTS-v2", "is not a repository of the hub: write hf://OWNER/NAME@REVISION"),
+        ("hf://some/../one", "is not a repository of the hub"),
+        ("hf://some/one", "lacks a revision, and the files of a repository may change"),
+        ("hf://some/one@../..", "lacks a revision"),
     ],
 )
 def test_where_there_is_no_voice_the_message_says_why(tmp_path, monkeypatch, name, why):

@@ -14,8 +14,7 @@ from kit.training.switches import load_choice
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
-    monkeypatch.setenv("KIT_RUNS", str(tmp_path))
+def run(runs):
     return start("mine", "tiny")
 
 

@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 from commands import ROOT, Terminal
 
-from kit import __main__ as command_line
-from kit.__main__ import main, parser
+from kit.__main__ import main
 from kit.notebook.result import Result
+from kit.recipes import commands
+from kit.recipes.commands import parser
 from kit.tuning import checks
 
-COMMANDS = "setup prepare train finetune evaluate speak benchmark checklist".split()
+USED = "setup prepare train finetune evaluate speak benchmark checklist".split()
 NO_INSTALL = ("-o", ".venv/.installed-pypi", "-o", ".venv/.installed-cpu")
 
 
@@ -59,16 +60,17 @@ def test_help_tells_the_way_without_waiting_for_torch():
         found = subprocess.run(called, cwd=ROOT, capture_output=True, text=True, check=True)
         assert "python -m kit" in found.stdout
         if words == ["--help"]:
-            assert all(f"python -m kit {name}" in found.stdout for name in COMMANDS)
+            assert all(f"python -m kit {name}" in found.stdout for name in USED)
 
 
-@pytest.mark.parametrize("command", command_line.COMMANDS, ids=lambda each: each.name)
+@pytest.mark.parametrize("command", commands.COMMANDS)
 def test_the_options_of_a_command_are_the_parameters_of_its_recipe(command):
-    recipe = pkgutil.resolve_name(f"kit.{command.recipe}")
-    options = command_line.options_of(command.recipe)
-    assert [name for name, *_ in options] == list(inspect.signature(recipe).parameters)[1:]
+    name = commands.COMMANDS[command].recipe
+    options = commands.options_of(name)
+    parameters = inspect.signature(pkgutil.resolve_name(f"kit.{name}")).parameters
+    assert [name for name, *_ in options] == list(parameters)[1:]
     for name, kind, help in options:
-        assert kind in command_line.TYPES and help, f"say beside {name} what it is"
+        assert kind in commands.TYPES and help, f"say beside {name} what it is"
 
 
 @pytest.mark.parametrize(
@@ -155,7 +157,7 @@ def test_json_is_all_that_stdout_gets(terminal, runs):
         assert code == answer["exit_code"] == 2
         assert reported in answer["error"] and answer["error"] in err
     top = parser()
-    for name in (*COMMANDS, "serve", "transcribe", "onnx", "push"):
+    for name in (*USED, "serve", "transcribe", "onnx", "push"):
         assert top.parse_args([name, "--json"]).json and not top.parse_args([name]).json
     assert "3 it does not pass" in " ".join(top.format_help().split())
 

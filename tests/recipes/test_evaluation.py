@@ -1,23 +1,23 @@
 """The evaluation recipe: what it shows, records and leaves, and that nothing is spoken twice."""
 
 import dataclasses
-import json
 from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import leave_voice_files, real_voice
+from helpers import real_voice, run_shown
+from made_runs import trained_run
 
 from kit.base.config import merge
 from kit.base.errors import KitError, SpeechError
 from kit.base.files import file_digest
+from kit.dataset.manifest import read_manifest, write_manifest
 from kit.inference.evaluate import KINDS
 from kit.inference.voice import Voice
 from kit.inference.voice_files import save_references
-from kit.model.weights import save_model
+from kit.notebook.result import Result
 from kit.recipes.evaluate import Evaluation
 from kit.recipes.open_run import ActiveRun
-from kit.recipes.start import start
 
 SMALL = {
     "generate": {"best_of": 2, "max_codes_per_text_id": 0.5, "retries": 0},
@@ -32,38 +32,9 @@ STEPS = 9
 SAYABLE = 3  # of the four sentences, one has a letter that no training text has
 
 
-def log_row(step: int, ema: bool) -> dict:
-    row = {"step": step, "steps": 4, "loss": 3.0, "lr": 1e-3, "grad_norm": 1.0, "tokens": 9}
-    row |= {"step_s": 0.1, "unix_s": 0.1 * step, "wall_s": 0.1, "memory_bytes": 1}
-    row |= {"val_loss": 4.0 - step / 4, "ema_val_loss": 4.1 - step / 3 if ema else None}
-    return row | {"gate": None, "note": ""}
-
-
-def trained_run(folder, ema: bool = True, name: str = "evaluated", settings=SMALL) -> ActiveRun:
-    """A run as 01 and 02 leave it, its models untrained."""
-    threads = torch.get_num_threads()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("KIT_RUNS", str(folder))
-        # A busy machine is listened to for six seconds, at every start.
-        idle = SimpleNamespace(idle=100.0, nice=0.0)
-        patch.setattr("psutil.cpu_times_percent", lambda _seconds: idle)
-        run = start(name, "tiny")
-    torch.set_num_threads(threads)
-    voice = real_voice()
-    save_model(voice.model, run.path("model-raw.safetensors"))
-    if ema:
-        voice.model.code_head.bias.data[5] += 0.5
-        save_model(voice.model, run.path("model-ema.safetensors"))
-    leave_voice_files(run.folder, voice)
-    lines = "".join(json.dumps(log_row(step, ema)) + "\n" for step in (2, 4))
-    run.path("train.jsonl").write_text(lines, encoding="utf-8")
-    run.record(data={"language": "am"})
-    return dataclasses.replace(run, preset=merge(run.preset, settings))
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> ActiveRun:
-    return trained_run(tmp_path_factory.mktemp("runs"))
+    return trained_run(tmp_path_factory.mktemp("runs"), SMALL)
 
 
 @pytest.fixture(scope="module")
@@ -162,13 +133,13 @@ def test_what_was_deleted_or_damaged_is_made_again(evaluated, run, batches):
 
 
 def test_a_run_without_an_average_is_judged_also_by_independent_models(tmp_path):
-    run = trained_run(tmp_path, ema=False)
+    run = trained_run(tmp_path, SMALL, ema=False)
     evaluation = Evaluation(run)
     results = list(evaluation.run())
     figures = run.report()["eval"]
     assert len(results) == STEPS and figures["weights"] == "raw"
     assert not {"cer_ema", "ema_loss"} & set(figures)
-    run = trained_run(tmp_path)
+    run = trained_run(tmp_path, SMALL)
     found = {"cer": 0.25, "dnsmos": 3.1, "similarity": 0.9, "clips": 4}
     weights = file_digest(run.folder / "model-raw.safetensors")
     run.record(judges={"heard": {"recordings": found}, "weights": weights})
@@ -178,8 +149,30 @@ def test_a_run_without_an_average_is_judged_also_by_independent_models(tmp_path)
     assert "Of other weights" in str(Evaluation(run).judges())
 
 
+def test_the_exercise_compares_three_frame_rates(run, evaluated):
+    names = {"evaluation": evaluated[0], "run": run, "torch": torch, "Result": Result}
+    shown = run_shown("03", "rates", names)
+    rates = [float(row[1]) for row in shown.grid[1:]]
+    assert rates == sorted(rates, reverse=True) and len(rates) == 3
+    assert all("iB" in row[2] and row[3].endswith("%") for row in shown.grid[1:])
+
+
+def test_a_speaker_of_held_out_recordings_alone_speaks_from_one_of_them(tmp_path, monkeypatch):
+    run = trained_run(tmp_path, SMALL)
+    rows = read_manifest(run.folder)
+    write_manifest([dataclasses.replace(row, speaker="new") for row in rows], run.folder)
+    mel = next(iter(real_voice().references.values()))
+    known = SimpleNamespace(references={"new": mel}, vectors={})
+    made = SimpleNamespace(voice=lambda: known)
+    monkeypatch.setattr("kit.recipes.evaluation_data.TrainingData", lambda run: made)
+    data = Evaluation(run).data
+    row = data.held_out[0]
+    speech = data.voices["raw"].speak([row.text], row.speaker, data.read_once)
+    assert len(speech) == 1 and set(data.voices["ema"].speakers) > {row.speaker}
+
+
 def test_what_is_missing_is_named_with_the_notebook_to_run(tmp_path):
-    run = trained_run(tmp_path)
+    run = trained_run(tmp_path, SMALL)
     run.path("references.safetensors").unlink()
     with pytest.raises(SpeechError, match="02_train"):
         Evaluation(run)

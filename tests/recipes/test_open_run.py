@@ -234,12 +234,6 @@ def test_what_colab_lacks_is_installed_and_nothing_else(monkeypatch, capsys):
     assert reported.endswith("pip says: ERROR: no network\n")
 
 
-@pytest.fixture
-def runs(tmp_path, monkeypatch):
-    monkeypatch.setenv("KIT_RUNS", str(tmp_path))
-    return tmp_path
-
-
 def test_values_are_what_yaml_says_and_1e_4_is_a_number():
     words = ["train.lr=1e-4", "train.max_steps=20", "speed.ema=false", "codec.levels=[8, 5]"]
     words += ["train.schedule=linear", "corpus.text=a = b"]

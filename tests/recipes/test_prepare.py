@@ -4,12 +4,13 @@ import dataclasses
 import json
 from pathlib import Path
 from shutil import make_archive
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import sentencepiece as spm
 import torch
-from helpers import CORPUS, EAR, RATE, corpus, dataset, few_words, speech, unchecked
+from helpers import CORPUS, EAR, RATE, corpus, dataset, few_words, speech, tokenizer, unchecked
 
 from kit.audio.codec import codec_config
 from kit.base.config import build, merge
@@ -17,12 +18,14 @@ from kit.base.errors import DatasetError, KitError
 from kit.base.files import encode_wav
 from kit.batches.code_cache import CodeCache, fixed_lengths
 from kit.notebook.result import Result
+from kit.recipes.commands import options_of
 from kit.recipes.evaluate import Evaluation
 from kit.recipes.open_run import RunSource, choose_source, sampling_of
 from kit.recipes.prepare import Preparation
 from kit.recipes.prepare_parts import (
     REUSED,
     fetch_recordings,
+    require_own_tokenizer,
     train_or_load_codec,
     train_or_load_recognizer,
 )
@@ -224,6 +227,46 @@ def test_rejected_rows_are_shown_with_their_fix_before_anything_ends(tmp_path):
         taken(prep, "check", "require_usable")
 
 
+def test_evaluation_data_of_its_own_is_held_out_and_never_trained(tmp_path):
+    texts = ["ሰላም ለሁሉም ሰዎች", "ዛሬ ጥሩ ቀን ነው", "ነገ ወደ ቤት እሄዳለሁ", "ቤት ውስጥ ነኝ", "እኔ ደህና ነኝ"]
+    clips = {f"c{i}": speech(2.0 + i / 4) for i in range(len(texts))}
+    table = "".join(f"c{i}|{text}\n" for i, text in enumerate(texts))
+    data = dataset(tmp_path / "data", table, clips)
+    table = "id,speaker,text,split\nc0,new,ሰላም ነው,train\nc1,new,ጥሩ ቤት ነው,test\n"
+    other = dataset(tmp_path / "other", table, {"c0": speech(1.6), "c1": speech(1.7)})
+
+    preparation = Preparation(start("eval"), str(data), eval_data=str(other))
+    shown = str(preparation.check())
+    assert f"2 recordings of {other}, all held out" in shown
+    splits = {row.id: row.split for row in preparation.checked.kept}
+    held_out = dict.fromkeys(("eval-data/c0", "eval-data/c1"), "held_out")
+    assert splits == dict.fromkeys(clips, "train") | held_out
+    preparation.require_usable()
+    fixed = preparation.active_run.path("fixed.jsonl").read_text(encoding="utf-8")
+    assert len(fixed.splitlines()) == len(texts)
+    again = Preparation(start("eval"))
+    assert again.source.eval_data == str(other) and "evaluated on" in again.source_line
+    assert again.active_run.report()["data"]["source"]["eval_data"] == str(other)
+    for wrong, message in {data: "evaluation data.*same recording", tmp_path / "no": "no"}.items():
+        with pytest.raises(DatasetError, match=message):
+            Preparation(start("eval-2"), str(data), eval_data=str(wrong)).check()
+
+
+def test_texts_that_normalising_changed_are_counted_and_shown(tmp_path):
+    texts = ["ሠላም ለሁሉም", "ዛሬ “ጥሩ” ቀን", "በ2017 ዓለም", "ነገ ወደ ቤት።"]
+    clips = {f"c{i}": speech(2.0 + i / 2) for i in range(len(texts))}
+    table = "".join(f"c{i}|{text}\n" for i, text in enumerate(texts))
+    preparation = Preparation(start("changed"), str(dataset(tmp_path / "data", table, clips)))
+    shown = str(preparation.check())
+    assert "letters respelt 2, signs removed 1, numbers spelt out 1" in shown
+    assert "'ሠላም ለሁሉም' -> 'ሰላም ለሁሉም'" in shown and "ነገ ወደ ቤት" not in shown
+    run = preparation.active_run
+    recorded = run.report()["data"]
+    assert recorded["changed_texts"].startswith("letters respelt 2")
+    assert len(recorded["changed_examples"]) == 3
+    assert "ዛሬ “ጥሩ” ቀን" in (run.folder / "report.html").read_text(encoding="utf-8")
+
+
 def test_texts_in_another_script_are_reported_and_shown_as_the_language_spells_them(tmp_path):
     texts = ["good morning to all", "at noon today we eat", "the bread is warm again"]
     clips = {f"c{i}": speech(2.0 + i) for i in range(3)}
@@ -313,6 +356,40 @@ def test_a_tokenizer_that_is_none_or_cannot_spell_the_texts_is_refused(tmp_path)
     assert not preparation.active_run.path("tokenizer.model").exists()
 
 
+def test_a_tokenizer_of_texts_as_they_are_is_refused_with_the_respelling(tmp_path):
+    texts = ["ሠላም ለሁሉም ሠዎች", "ፀሐይ ዛሬ ወጣች", "ዓለም ሠፊ ናት", "የፀሐይ ዓመት"]
+    own = sentencepiece(tmp_path / "amharic.model", texts * 9, vocab_size=30)
+    clips = {f"c{i}": speech(2.0 + i / 2) for i in range(len(texts))}
+    table = "".join(f"c{i}|{text}\n" for i, text in enumerate(texts))
+    folder = str(dataset(tmp_path / "data", table, clips))
+
+    refused = Preparation(start("respelt"), folder, tokenizer=str(own))
+    with pytest.raises(KitError, match=r"cannot spell.*texts\.txt.*text\.respell=false"):
+        taken(refused, "check", "train_tokenizer")
+    written = refused.active_run.path("texts.txt").read_text(encoding="utf-8").splitlines()
+    trained_on = [row.text for row in refused.checked.kept if row.split == "train"]
+    assert written == trained_on and "ሠ" not in "".join(written)
+    again = sentencepiece(tmp_path / "again.model", written * 9, vocab_size=30)
+    taken(Preparation(start("respelt-2"), folder, tokenizer=str(again)), "check", "train_tokenizer")
+
+    run = start("as-written", settings={"text": {"respell": False}})
+    kept = Preparation(run, folder, tokenizer=str(own))
+    taken(kept, "check", "train_tokenizer")
+    assert {row.text for row in kept.checked.kept} == set(texts)
+
+
+def test_phonemes_must_be_those_of_the_base_voice(monkeypatch):
+    run = start("phonetic")
+    monkeypatch.setattr("kit.recipes.prepare_parts.load_base_tokenizer", lambda *_: tokenizer())
+    run.path("start_from").write_text("0 ../runs/demo/export", encoding="utf-8")
+    for words in ({}, {"phonemes": ""}):
+        require_own_tokenizer(run, RunSource(**words))
+    with pytest.raises(KitError, match=r"en-us.*runs/demo/export spells in letters"):
+        require_own_tokenizer(run, RunSource(phonemes="en-us"))
+    finetune = options_of("extras.finetune.recipe:FineTune")
+    assert {"phonemes", "eval_data"} <= {name for name, *_ in finetune}
+
+
 def test_how_much_is_fetched_and_unpacked_is_a_setting_of_the_run(tmp_path, monkeypatch):
     """Of a dataset of the hub (its rows here, no network) and of an archive."""
     rows = [
@@ -362,6 +439,14 @@ def test_what_is_too_long_is_cut_at_its_pauses_and_counts_as_lost_only_then(tmp_
     assert {row.id for row in cut} <= {row["id"] for row in CodeCache(prep.active_run.index()).rows}
     said = " ".join(row.text for row in cut)
     assert len(said) > 0.8 * len(" ".join(recordings[0][-16:]))
+
+
+def test_without_the_extra_that_cuts_them_too_long_recordings_are_rejected(monkeypatch):
+    monkeypatch.setattr("kit.base.extras.offered", lambda what: {})
+    report = SimpleNamespace(too_long=[SimpleNamespace(id="tale")])
+    prep = SimpleNamespace(active_run=None, aligned=report, matched=SimpleNamespace(judged=True))
+    line = str(Preparation.cut_long(prep))
+    assert "long_recordings" in line and "Rejected as too long: 1" in line and prep.cut is report
 
 
 @pytest.mark.long

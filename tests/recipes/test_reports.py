@@ -5,11 +5,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from made_runs import leave_log
 
+from kit.base.config import merge
 from kit.base.errors import KitError
 from kit.base.run import Run, find_run
 from kit.recipes import reports
 from kit.recipes.base_model import MIN_HOURS, RELEASE
+from kit.recipes.open_run import RunSource
 from kit.recipes.reports import Checklist, Compare, write_comparison
 from kit.recipes.run_parts import START_FROM
 from kit.tuning.checks import Check
@@ -18,35 +21,53 @@ RATE_HZ = 8000
 
 
 @pytest.fixture
-def runs(tmp_path, monkeypatch) -> tuple[Run, Run]:
+def two(runs, monkeypatch) -> tuple[Run, Run]:
     """Two runs as training and evaluation leave them; one has no peak memory on record."""
-    monkeypatch.setenv("KIT_RUNS", str(tmp_path))
     monkeypatch.setenv("KIT_PRESET", "cpu")  # that of another run, which counts for neither
     pair = []
     for name, lr, cer in (("slow", 1e-4, 0.2), ("fast", 1e-3, 0.1)):
         run = find_run("tiny", name=name)
         run.begin()
         run = run.save_settings({"train": {"lr": lr}})
-        write_log(run, val_loss=4.0)
+        log = {"steps": 100, "val_loss": 4.0}
+        leave_log(run.folder, (log | {"step": n, "loss": 5 - n / 50} for n in range(1, 101)))
         run.record(train={"steps": 100, "steps_per_s": 10.0}, eval={"cer": cer})
         pair.append(run)
     pair[0].record(train={"peak_memory_bytes": 2**30})
     return tuple(pair)
 
 
-def write_log(run: Run, **fault) -> None:
-    """Leave the log of a training; its newer half has the values of `fault`."""
-    row = {"steps": 100, "lr": 1e-3, "grad_norm": 1.0, "tokens": 10, "memory_bytes": 2**20}
-    row |= {"step_s": 0.1, "unix_s": 0.0, "val_loss": None, "ema_val_loss": None}
-    lines = []
-    for step in range(1, 101):
-        newer = fault if step > 50 else {}
-        lines.append(json.dumps(row | {"step": step, "loss": 5 - step / 50} | newer) + "\n")
-    (run.folder / "train.jsonl").write_text("".join(lines))
+def test_a_runs_settings_are_a_preset_for_another_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("KIT_RUNS", str(tmp_path / "runs"))
+    monkeypatch.delenv("KIT_PRESET", raising=False)
+    run = find_run("cpu", "quality", name="first")
+    run.begin()
+    run.record(data={"positions": {"max_text": 50, "max_code": 60}})
+    run = find_run(name="first").save_settings(
+        {"train": {"max_steps": 70, "lr": 1e-4}, "data": {"workers": 1}}
+    )
+    speed = {"sdpa": not run.section("speed").get("sdpa", False)}
+    lines = f"speed:\n  sdpa: {str(speed['sdpa']).lower()}\ndata:\n  micro_batch: 8\n"
+    run.path("speed.yaml").write_text(lines)
+    path = tmp_path / "mine.yaml"
+    path.write_text(str(reports.preset(find_run(name="first"))), encoding="utf-8")
+
+    again = find_run(str(path), name="second")
+    usual = find_run("cpu", "quality", name="third").preset
+    wanted = merge(usual, run.settings)
+    wanted = merge(wanted, {"speed": speed, "data": {"micro_batch": 8}})
+    for name in wanted.keys() - {"recordings", "base_model"}:
+        assert again.preset[name] == wanted[name], name
+    for source in (RunSource(), RunSource(data="clips")):
+        for name in ("train", "codec", "data"):
+            own = source.section(find_run(name="first"), name)
+            own = merge(own, {"micro_batch": 8}) if name == "data" else own
+            assert source.section(again, name) == own
+    assert json.loads(json.dumps(again.preset)) == again.preset, "plain values"
 
 
-def test_figures_curves_and_only_what_differs_in_the_settings(runs):
-    result = Compare(runs[0], "fast").result()
+def test_figures_curves_and_only_what_differs_in_the_settings(two):
+    result = Compare(two[0], "fast").result()
     rows = {row[0]: row[1:] for row in result.grid}
     assert rows[""] == ("slow", "fast")
     assert rows["CER"] == ("20.00%", "10.00%") and rows["steps/s"] == ("10", "10")
@@ -56,24 +77,24 @@ def test_figures_curves_and_only_what_differs_in_the_settings(runs):
     names = [line.get_label() for line in picture.axes[0].get_lines()]
     kinds = ("training", "held out, raw")
     assert names == [f"{run}, {kind}" for run in ("slow", "fast") for kind in kinds]
-    for run in runs:
+    for run in two:
         (run.folder / "train.jsonl").unlink()
-    result = Compare(*runs).result()
+    result = Compare(*two).result()
     assert not result.pictures and len(result.grid) > 1
 
 
-def test_the_command_writes_a_page_and_wrong_runs_are_refused(runs):
+def test_the_command_writes_a_page_and_wrong_runs_are_refused(two):
     result = write_comparison("slow", "fast")
     assert all(fact in result.line for fact in ("train.lr", "20.00%", "compare-fast.html"))
-    page = (runs[0].folder / "compare-fast.html").read_text(encoding="utf-8")
+    page = (two[0].folder / "compare-fast.html").read_text(encoding="utf-8")
     assert "<img" in page and "train.lr" in page
     for wrong, fact in (("fats", "`fats`.*`fast`"), ("slow", "itself")):
         with pytest.raises(KitError, match=fact):
-            Compare(runs[0], wrong)
+            Compare(two[0], wrong)
     with pytest.raises(KitError, match="--with"):
         write_comparison("slow")
-    assert not (runs[0].folder.parent / "fats").exists()
-    comparison = Compare(runs[0], "")
+    assert not (two[0].folder.parent / "fats").exists()
+    comparison = Compare(two[0], "")
     assert "RUN_B" in comparison.result().line and "RUN_B" in comparison.listen().line
 
 
@@ -94,10 +115,10 @@ class OneNote:
         return [SimpleNamespace(wave=self.note_hz / 1000 * wave) for _ in texts]
 
 
-def test_both_voices_are_played_equally_loud(runs, monkeypatch):
+def test_both_voices_are_played_equally_loud(two, monkeypatch):
     monkeypatch.setattr(reports, "Speaking", OneNote)
     monkeypatch.setattr(reports, "activate", lambda run: run)
-    sounds = Compare(*runs).listen(2).sounds
+    sounds = Compare(*two).listen(2).sounds
     assert [sound.caption for sound in sounds] == [
         f"{run}: sentence {n}" for n in (0, 1) for run in ("slow", "fast")
     ]

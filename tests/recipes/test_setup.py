@@ -11,19 +11,13 @@ from kit.recipes.setup import Setup
 from kit.recipes.start import start
 
 
-@pytest.fixture(autouse=True)
-def runs(tmp_path, monkeypatch):
-    monkeypatch.setenv("KIT_RUNS", str(tmp_path))
-
-
 @pytest.fixture
-def run():
+def run(runs):
     return start("mine", "tiny", "balanced")
 
 
-def test_a_run_is_named_after_its_data_and_found_again(tmp_path, monkeypatch):
+def test_a_run_is_named_after_its_data_and_found_again(runs, monkeypatch):
     monkeypatch.delenv("KIT_RUN")
-    monkeypatch.setenv("KIT_RUNS", str(tmp_path / "runs"))
     assert start(preset="tiny", use="speed").name == "demo", "00_setup, before there are any data"
     for data, name in (("", "demo"), ("/a/almaz/wavs", "almaz"), ("/b/almaz.tar.gz", "almaz-2")):
         run = start(data=data, language="am")
@@ -36,7 +30,7 @@ def test_a_run_is_named_after_its_data_and_found_again(tmp_path, monkeypatch):
     assert {data: name_for_data(data, "") for data in names} == names
     assert name_for_data("", "en") == "demo-en"
     assert name_for_data("/a/almaz/wavs", "en") == "almaz-3", "another language needs another run"
-    shutil.rmtree(tmp_path / "runs" / "almaz-2")
+    shutil.rmtree(runs / "almaz-2")
     assert last_run() == "demo"
 
 

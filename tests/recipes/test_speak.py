@@ -13,7 +13,7 @@ import safetensors.torch
 import soundfile
 import torch
 from helpers import code_index, manifest, real_voice
-from test_evaluation import trained_run
+from made_runs import trained_run
 
 from kit.base.errors import DatasetError, KitError, SpeechError
 from kit.extras.indextts2.base import INDEXTTS2
@@ -21,18 +21,11 @@ from kit.inference.export import load_export, read_card
 from kit.inference.voice import Speech, Voice
 from kit.model.weights import WEIGHTS
 from kit.notebook.result import Result, Sound
-from kit.recipes.exports import current_export
+from kit.recipes.exports import chosen_weights, current_export
 from kit.recipes.open_run import ActiveRun
-from kit.recipes.speak import (
-    BREAD,
-    SOUND_FILES,
-    STEPS,
-    Speaking,
-    chosen_weights,
-    speak,
-    speak_file,
-    written,
-)
+from kit.recipes.speak import BREAD, SOUND_FILES, Speaking, speak, written
+from kit.recipes.speak_file import speak_file
+from kit.recipes.speaking_costs import STEPS
 from kit.settings import GenerateConfig
 
 SMALL = {
@@ -50,7 +43,7 @@ def write(path: Path, text: str) -> Path:
 @pytest.fixture(scope="module")
 def active_run(tmp_path_factory) -> ActiveRun:
     """A run as 01 to 03 leave it, its model untrained."""
-    run = trained_run(tmp_path_factory.mktemp("runs"), name="spoken", settings=SMALL)
+    run = trained_run(tmp_path_factory.mktemp("runs"), SMALL)
     run.record(eval={"weights": "ema"}, data={"codes": str(code_index())})
     return run
 
@@ -281,7 +274,7 @@ def test_files_of_another_text_or_speaker_are_neither_kept_nor_overwritten(voice
 
 
 def test_interrupted_work_is_kept(voice, texts, tmp_path, monkeypatch):
-    monkeypatch.setattr("kit.recipes.speak.BATCH", 1)
+    monkeypatch.setattr("kit.recipes.speak_file.BATCH", 1)
     speak_batch = Voice.speak
     calls = []
 

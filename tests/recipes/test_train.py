@@ -2,68 +2,33 @@
 
 import dataclasses
 import itertools
-import json
 import os
 import shutil
 import signal
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import CPU, code_index, manifest, unchecked, world
+from helpers import CPU, manifest, unchecked
+from made_runs import active, leave_log, saved
 
-from kit.base.config import CONFIGS, load_preset, merge
+from kit.base.config import CONFIGS, load_preset
 from kit.base.errors import KitError
 from kit.base.formatting import clock
-from kit.base.hardware import Choice
 from kit.batches.code_cache import fixed_lengths
-from kit.dataset.manifest import write_manifest
 from kit.inference.voice_files import load_references
 from kit.model import text_attention
 from kit.model.text_attention import AlignmentHead
 from kit.model.weights import trained_with
 from kit.notebook.result import Result
-from kit.recipes.open_run import ActiveRun
 from kit.recipes.panel import PanelSettings
 from kit.recipes.start import start
-from kit.recipes.train import Training
-from kit.recipes.training_listeners import load_attention_maps
+from kit.recipes.train import Training, profile
+from kit.recipes.training_listeners import PROFILES, load_attention_maps
 from kit.training import loop
 from kit.training.logs import read_log
-
-SMALL = {
-    "data": {"effective_batch": 8, "micro_batch": 8, "sort_window": 32, "reference_frames": 20},
-    "model": {"width": 32},
-    "train": {"max_steps": 6, "eval_steps": 3, "gate_every": 0, "save_steps": 2},
-}
-
-
-def active(folder: Path, hw=CPU, precision="fp32", **sections) -> ActiveRun:
-    """A run with what 01_data_prep leaves, on a CPU of its own description."""
-    run = ActiveRun(
-        name=folder.name,
-        preset_name="tiny",
-        preset=merge(merge(load_preset("tiny"), SMALL), sections),
-        folder=folder,
-        hw=hw,
-        threads=Choice(value="1", reason="one core is free"),
-        precision=Choice(value=precision, reason="a test"),
-    )
-    if not run.path("report.json").exists():
-        index = code_index()
-        shutil.copy(world() / "codec.safetensors", folder)
-        shutil.copy(world() / "tokenizer.model", folder)
-        write_manifest(manifest(), folder)
-        run.record(data={"codes": os.path.relpath(index, folder), "language": "am"})
-    return run
-
-
-def saved(folder: Path, **sections) -> ActiveRun:
-    """A run whose settings a process of its own finds, too."""
-    run = active(folder, **sections)
-    run.begin()
-    return run.save_settings(merge(SMALL, sections))
+from kit.training.process import PROFILE, TrainingProcess, is_requested
+from kit.tuning.monitor import StepProfiler
 
 
 def untried(training: Training) -> Training:
@@ -190,19 +155,12 @@ def test_an_interrupt_leaves_a_checkpoint_and_the_next_start_resumes(tmp_path):
     assert resumed(Training(active(tmp_path, **longer), max_steps=8)) == [*range(1, 9)]
 
 
-def test_a_setting_of_another_version_in_a_runs_file_is_named(tmp_path, monkeypatch):
-    saved(tmp_path)
-    monkeypatch.setenv("KIT_RUNS", str(tmp_path.parent))
-    path = tmp_path / "settings.yaml"
+def test_a_setting_of_another_version_in_a_runs_file_is_named(runs):
+    path = saved(runs / "mine").folder / "settings.yaml"
     text = path.read_text()
     path.write_text(text.replace("  max_steps:", "  steps:"))
     with pytest.raises(KitError, match=r"settings\.yaml: train .*`steps`.*_steps`.*version"):
-        start(tmp_path.name)
-
-
-@pytest.fixture
-def watched(monkeypatch):
-    monkeypatch.setattr("kit.notebook.train_panel.is_watched", lambda: True)
+        start("mine")
 
 
 def test_the_panel_shows_measured_gains_and_a_plan_that_follows_the_switches(tmp_path, watched):
@@ -233,15 +191,13 @@ def test_the_panel_shows_measured_gains_and_a_plan_that_follows_the_switches(tmp
 
 
 @pytest.mark.long
-def test_fields_and_switches_of_the_panel_train_the_run_and_fields_stay_with_it(
-    tmp_path, monkeypatch, watched
-):
-    monkeypatch.setenv("KIT_RUNS", str(tmp_path.parent))
-    training = Training(saved(tmp_path))
+def test_fields_and_switches_of_the_panel_train_the_run_and_fields_stay_with_it(runs, watched):
+    folder = runs / "mine"
+    training = Training(saved(folder))
     training.panel()
     view = training.shown.view
     fields = view.fields
-    assert not (tmp_path / "train.jsonl").exists(), "it waits for Start"
+    assert not (folder / "train.jsonl").exists(), "it waits for Start"
     assert view.boxes["ema"].value and fields["micro_batch"].value == 8
     view.boxes["ema"].value = False
     fields["warmup_steps"].text.value = "2"
@@ -254,6 +210,7 @@ def test_fields_and_switches_of_the_panel_train_the_run_and_fields_stay_with_it(
         fields[name].text.value = right
         assert not fields[name].problem.value and not view.start.disabled
     changed = {"lr": "1e-4", "micro_batch": "2", "effective_batch": "4", "ema_decay": "0.5"}
+    changed |= {"workers": "1", "prefetch_factor": "3"}
     for name, text in changed.items():
         fields[name].text.value = text
     view.start.click()
@@ -264,18 +221,17 @@ def test_fields_and_switches_of_the_panel_train_the_run_and_fields_stay_with_it(
     kept = settings["train"] | settings["data"]
     assert {name: kept[name] for name in changed} == {n: float(v) for n, v in changed.items()}
     assert training.process.process.pid != os.getpid()
-    assert not (tmp_path / "model-ema.safetensors").exists()
+    assert not (folder / "model-ema.safetensors").exists()
 
     training.shown.retired.set()
-    again = Training(start(tmp_path.name))
+    again = Training(start("mine"))
     assert again.config == training.config
     field = {field.name: field for field in PanelSettings(again).fields()}["lr"]
     assert field.value == 1e-4 != field.preset
 
 
-def test_epochs_in_the_panel_are_as_many_steps_and_stay_with_the_run(tmp_path, monkeypatch):
-    monkeypatch.setenv("KIT_RUNS", str(tmp_path.parent))
-    training = Training(saved(tmp_path))
+def test_epochs_in_the_panel_are_as_many_steps_and_stay_with_the_run(runs):
+    training = Training(saved(runs / "mine"))
     settings = PanelSettings(training)
     values = settings.values()
     steps = 2 * training.data.epoch_steps
@@ -285,7 +241,7 @@ def test_epochs_in_the_panel_are_as_many_steps_and_stay_with_the_run(tmp_path, m
     halved = {"effective_batch": 4, "micro_batch": 4}
     assert settings.workload_of(changed | halved).train.max_steps > steps
     settings.keep(work, changed)
-    again = Training(start(tmp_path.name))
+    again = Training(start("mine"))
     assert again.config.max_steps == steps
     fields = {field.name: (field.value, field.preset) for field in PanelSettings(again).fields()}
     assert fields["max_steps"] == (steps, values["max_steps"])
@@ -293,6 +249,27 @@ def test_epochs_in_the_panel_are_as_many_steps_and_stay_with_the_run(tmp_path, m
     with pytest.raises(KitError, match="num_train_epochs = -1") as raised:
         settings.workload_of(values | {"num_train_epochs": -1})
     assert raised.value.field == "num_train_epochs"
+
+
+def test_a_command_profiles_a_training_that_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("KIT_RUNS", str(tmp_path))
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "preset").write_text("tiny", encoding="utf-8")
+    with pytest.raises(KitError, match=r"No training of `mine` runs.*kit train --run mine"):
+        profile("mine")
+    statuses = ["Profiling: 10 steps from step 2 on.", "Profile of steps 5 to 10: aten::mm 40%."]
+    profiler = StepProfiler(folder / PROFILES)
+
+    def running(process) -> bool:
+        if is_requested(folder, PROFILE) and statuses:
+            profiler._report(statuses.pop(0))
+        return True
+
+    monkeypatch.setattr(TrainingProcess, "running", property(running))
+    monkeypatch.setattr("kit.recipes.train.POLL_S", 0.01)
+    profiler._report("Profile of an earlier training.")
+    assert str(profile("mine")).startswith("Profile of steps 5 to 10: aten::mm 40%.")
 
 
 def test_before_the_first_step_every_step_says_what_to_do(tmp_path):
@@ -346,12 +323,8 @@ def test_a_time_budget_shortens_a_run_and_a_started_one_is_planned_by_its_log(tm
     asked = untried(Training(active(tmp_path, **budget), max_steps=500))
     asked.trial_rows = shortened.trial_rows
     assert str(asked.in_time()).startswith("Training: 500 steps of")
-    row = {"steps": 2000, "loss": 3.0, "lr": 1e-3, "grad_norm": 1.0, "tokens": 900, "step_s": 0.5}
-    row |= {"memory_bytes": 2**20, "val_loss": None, "ema_val_loss": None, "gate": None, "note": ""}
-    rows = [row | {"step": i, "unix_s": i / 2, "wall_s": 0.5} for i in range(1, 30)]
     run = active(tmp_path)
-    log = tmp_path / "train.jsonl"
-    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    leave_log(tmp_path, ({"step": i, "steps": 2000, "wall_s": 0.5} for i in range(1, 30)))
     found = untried(Training(run)).in_time()
     assert "2,000 steps of 0.5 s" in str(found), "a started run keeps its number"
     assert f"1,971 of them to go, about {clock(0.5 * (2000 - 29))}" in str(found)

@@ -10,18 +10,19 @@ from pathlib import Path
 
 import pytest
 from helpers import unchecked, until
+from made_runs import active, saved
 from paths import python_path
-from test_train import active, saved
 from torch.distributed.run import parse_args as torchrun_options
 
 from kit.__main__ import parser
+from kit.base.lock import current_holder
 from kit.recipes import training_plan
 from kit.recipes.panel import gpus_offered
 from kit.recipes.train import Training
 from kit.training import checkpoint
 from kit.training.logs import read_log
+from kit.training.process import LOCK, PROFILE, STOP, TrainingProcess
 from kit.training.ranks import ANOTHER_ENDED
-from kit.training.run import PROFILE, STOP, TrainingProcess
 from kit.tuning.monitor import STATUS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -31,7 +32,7 @@ KERNEL = """
 import sys, time
 sys.path[:0] = {paths!r}
 from pathlib import Path
-from test_train import saved
+from made_runs import saved
 from kit.notebook import train_panel
 from kit.recipes.train import Training
 train_panel.is_watched = lambda: True  # a person sees the panel
@@ -77,8 +78,7 @@ def test_a_log_is_followed_and_requests_are_files_that_a_start_clears(tmp_path):
 
 
 @pytest.mark.long
-def test_a_training_outlives_its_kernel_and_a_new_panel_stops_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("kit.notebook.train_panel.is_watched", lambda: True)
+def test_a_training_outlives_its_kernel_and_a_new_panel_stops_it(tmp_path, watched):
     folder = tmp_path / "mine"
     folder.mkdir()
     script = tmp_path / "kernel.py"
@@ -93,7 +93,8 @@ def test_a_training_outlives_its_kernel_and_a_new_panel_stops_it(tmp_path, monke
         before = steps_logged(folder)
         until(lambda: steps_logged(folder) > before + 2)
         training = Training(active(folder, **LONG))
-        assert training.process.running and training.process.holder.pid != kernel.pid
+        assert training.process.running
+        assert current_holder(training.process.folder / LOCK).pid != kernel.pid
         training.panel()
         view = training.shown.view
         until(lambda: not view.stop.disabled)
@@ -112,11 +113,12 @@ def test_a_training_outlives_its_kernel_and_a_new_panel_stops_it(tmp_path, monke
 
 
 @pytest.mark.long
-def test_two_processes_train_together_and_one_resumes_from_their_checkpoint(tmp_path, monkeypatch):
+def test_two_processes_train_together_and_one_resumes_from_their_checkpoint(
+    tmp_path, monkeypatch, watched
+):
     folder = tmp_path / "together"
     folder.mkdir()
     monkeypatch.setenv("KIT_RANKS", "2")
-    monkeypatch.setattr("kit.notebook.train_panel.is_watched", lambda: True)
     training = Training(saved(folder, **LONG))
     training.checks = lambda: (training.fits,)
     training.panel()

@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader
 
 from kit.base.errors import DatasetError, KitError
 from kit.streams.formats import TextLines
-from kit.streams.stream import Mix, Split, StreamConfig
+from kit.streams.mix import Mix
+from kit.streams.stream import Split, StreamConfig
 
 SMALL = {"block_bytes": 64, "group_blocks": 4}  # many groups in a small file
 

@@ -46,6 +46,9 @@ def test_any_string_is_taken_and_nothing_is_left_to_do(language):
         raw = "".join(signs)
         once = normalize(raw, language)
         assert normalize(once, language) == once, ascii(raw)
+        as_written = normalize(raw, language, respell=False)
+        assert normalize(as_written, language, respell=False) == as_written, ascii(raw)
+        assert normalize(as_written, language) == once, ascii(raw)
         assert once == " ".join(once.split()) and "\u2581" not in once
         once.encode()  # no half characters
 
@@ -82,6 +85,22 @@ SHARED = [
 @pytest.mark.parametrize(("raw", "wanted"), SHARED)
 def test_every_language_shares(raw, wanted):
     assert normalize(raw, "zxx") == wanted
+
+
+CHANGES = [
+    ("ﬁne Ａ", "en", ["letters in another form"]),
+    ("ሠላም ፀሐይ", "am", ["letters respelt"]),
+    ("«so» it\u200b is", "en", ["signs removed"]),
+    ("5 ሠላም (ሀ)", "am", ["letters respelt", "signs removed", "numbers spelt out"]),
+    ("As it  is, well-known.", "en", []),
+]
+
+
+@pytest.mark.parametrize(("written", "language", "changes"), CHANGES)
+def test_what_normalising_changed_is_named_by_kind(written, language, changes):
+    once = normalize(written, language)
+    assert text.text_changes(written, once, language) == changes
+    assert text.text_changes(once, once, language) == []
 
 
 @pytest.mark.filterwarnings("ignore:There is no kit/text/languages/")

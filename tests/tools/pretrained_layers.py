@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 from kit.audio import recognizer
-from kit.base.tensor_file import save_layers
+from kit.base.files import write_atomic
+from kit.base.tensor_file import file_bytes
 from kit.model import weights
 
 MODEL = ("gpt.", "text_position.", "code_position.")
@@ -22,5 +23,7 @@ if __name__ == "__main__":
     parts = (weights.PRETRAINED, voice, MODEL, MODEL_SIZES)
     more = (recognizer.PRETRAINED, reader, RECOGNIZER, RECOGNIZER_SIZES)
     for path, module, names, sizes in (parts, more):
-        save_layers(path, module, names, {name: getattr(module.config, name) for name in sizes})
+        state = module.state_dict().items()
+        layers = {name: w.half().contiguous() for name, w in state if name.startswith(names)}
+        write_atomic(path, file_bytes(layers, {n: getattr(module.config, n) for n in sizes}))
         print(f"{path}: {path.stat().st_size:,} bytes")

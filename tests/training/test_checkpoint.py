@@ -73,7 +73,7 @@ def test_a_damaged_newest_falls_back_and_says_so(tmp_path, how):
     first.with_suffix(".sha256").unlink()  # killed between the two files
     assert load(first)["run"]["step"] == 1
     if how != "bit":
-        damaged(first, how)
+        damaged(first, how)  # found without a checksum, too
         found, notes = load_newest(tmp_path)
         assert found is None and len(notes) == 2
 
@@ -161,7 +161,7 @@ def test_a_small_checkpoint_is_a_quarter_without_the_optimizer_and_changes_no_ru
         kept = tree[part][key]
         assert kept.dtype == (torch.float16 if weight.is_floating_point() else weight.dtype)
         assert torch.allclose(kept.float(), weight.float(), rtol=1e-3, atol=1e-6)
-    assert tree["run"] == whole["run"] and tree["shape"] == whole["shape"]
+    assert tree["run"] == whole["run"] and tree["made_with"] == whole["made_with"]
 
 
 def test_resumed_it_says_that_the_optimizer_starts_again_and_warms_up(tmp_path):
@@ -176,46 +176,18 @@ def test_resumed_it_says_that_the_optimizer_starts_again_and_warms_up(tmp_path):
 @pytest.mark.parametrize("optimizer", ["adamw", pytest.param("muon", marks=pytest.mark.long)])
 def test_a_killed_run_resumes_and_learns(processes, tmp_path, optimizer):
     config = dataclasses.replace(
-        SMALL, max_steps=30, save_steps=1, schedule="constant", optimizer=optimizer
+        SMALL, max_steps=20, save_steps=1, schedule="constant", optimizer=optimizer
     )
     child = processes.Process(target=train_in, args=(str(tmp_path), config))
-    start_and_kill(child, tmp_path / "train.jsonl", 10)
+    start_and_kill(child, tmp_path / "train.jsonl", 7)
     assert child.exitcode == -9
     _, notes = checkpoint.load_newest(tmp_path / "checkpoints")
     assert not notes, "a killed run must not leave a damaged checkpoint"
     rest = train_in(tmp_path, config)
-    assert rest[0].step > 9 and NEW_OPTIMIZER in rest[0].note
+    assert rest[0].step > 6 and NEW_OPTIMIZER in rest[0].note
     whole = train_in(tmp_path / "whole", config)
-    assert rest[-1].step == 30 and (tmp_path / "train-finished").read_text() == "30"
+    assert rest[-1].step == 20 and (tmp_path / "train-finished").read_text() == "20"
     assert rest[-1].val_loss == pytest.approx(whole[-1].val_loss, rel=0.05)
-
-
-def test_views_and_shared_memory_are_written_whole(tmp_path):
-    base = torch.arange(12.0).view(3, 4)
-    wanted = {"a": base, "same": base, "turned": base.T, "part": base[1:, ::2]}
-    assert equal(load(save(wanted, tmp_path, 1)), wanted)
-
-
-def test_damage_is_found_without_a_checksum_too(tmp_path):
-    path = save(tree(), tmp_path, 1)
-    path.with_suffix(".sha256").unlink()  # killed between the two files
-    assert load(path)["run"]["step"] == 1
-    damaged(path, "truncated")
-    with pytest.raises(DamagedFileError, match="damaged"):
-        load(path)
-
-
-def test_what_the_caller_cannot_resume_from_is_passed_over_too(tmp_path):
-    for step in (1, 2):
-        save(tree(step), tmp_path, step)
-
-    def require(found):
-        if found["run"]["step"] == 2:
-            raise DamagedFileError("its `model` is missing")
-
-    found, (note,) = load_newest(tmp_path, require)
-    assert found["run"]["step"] == 1
-    assert "step-0000002.safetensors is damaged: its `model` is missing" in note
 
 
 def test_data_and_random_numbers_resume_where_they_were(tmp_path):

@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import functools
 import itertools
-import json
 import math
 
 import pytest
@@ -171,8 +170,8 @@ def poisoned():
 
 def test_anomaly_detection_leaves_the_losses_and_names_the_operator_of_a_nan(baseline):
     config = settings(detect_anomaly=True)
-    assert losses(run(state(config))) == baseline
-    assert not torch.is_anomaly_enabled()
+    first = itertools.islice(train(state(config), random_batches(GPT)), 4)
+    assert losses(first) == baseline[:4] and not torch.is_anomaly_enabled()
 
     with pytest.raises(KitError, match=r"Step 1: the operator aten\.\w+\.\w+ .*kit.*\.py:\d+: "):
         run(state(config), iter([poisoned()]))
@@ -261,6 +260,7 @@ def test_an_update_whose_numbers_are_read_later_is_the_same(request):
     for name in ("step", "tokens", "lr", "note"):
         assert [getattr(e, name) for e in found] == [getattr(e, name) for e in wanted]
     assert "spike" in found[3].note and "skipped" in found[6].note and not found[2].note
+    assert 0.5 < plain.adaptation.tight < 0.6, "clipped harder, and less so from step to step"
     for name in ("loss", "grad_norm"):
         pairs = zip((getattr(e, name) for e in found), (getattr(e, name) for e in wanted))
         assert all(a == pytest.approx(b, rel=1e-5, nan_ok=True) for a, b in pairs)
@@ -376,23 +376,26 @@ def test_a_state_carried_over_resumes_bit_for_bit(optimizer, switches):
         assert [getattr(a, name) for name in names] == [getattr(b, name) for name in names]
 
 
-def test_a_checkpoint_of_another_model_or_optimizer_names_the_differences():
+OTHERS = [
+    (TRAIN, {"layers": 3, "dropout": 0.2}, r"layers 2 -> 3, dropout 0\.0 -> 0\.2\. .*KIT_RUN"),
+    (TRAIN, {"text_stop_input": False}, "text_stop_input True -> False"),
+    (settings(optimizer="muon"), {}, "optimizer adamw -> muon"),
+    (settings(conditioner_lr=1e-4), {}, "conditioner_lr the rate of the rest -> a learning rate"),
+]
+
+
+@pytest.mark.parametrize(("config", "shape", "facts"), OTHERS)
+def test_a_checkpoint_of_another_model_or_optimizer_names_the_differences(config, shape, facts):
+    with pytest.raises(KitError, match=facts):
+        state(config, shape).restore(state().tree())
+    state(config, shape).restore(state(config, shape).tree())
+
+
+def test_a_checkpoint_of_an_earlier_version_of_the_kit_says_so():
     tree = state().tree()
-    with pytest.raises(KitError, match=r"layers 2 -> 3, dropout 0\.0 -> 0\.2\. .*KIT_RUN"):
-        state(shape={"layers": 3, "dropout": 0.2}).restore(tree)
-    with pytest.raises(KitError, match="optimizer adamw -> muon"):
-        state(settings(optimizer="muon")).restore(tree)
-    with pytest.raises(KitError, match="conditioner_lr"):
-        state(settings(conditioner_lr=1e-4)).restore(tree)
-
-
-WRONG = {"schedule": "step", "max_steps": 0, "lr": 0.0, "checkpoint": "tiny", "ema_decay": 1.0}
-
-
-@pytest.mark.parametrize(("field", "value"), WRONG.items())
-def test_settings_that_cannot_train_are_refused(field, value):
-    with pytest.raises(KitError, match=f"TrainConfig.{field}"):
-        TrainConfig(**{field: value})
+    del tree["made_with"]
+    with pytest.raises(KitError, match="earlier version of the kit"):
+        state().restore(tree)
 
 
 def same(a, b) -> bool:
@@ -465,19 +468,6 @@ def test_memory_that_runs_out_once_is_freed_and_the_batch_repeated_at_its_size(b
     assert "out of memory" in events[3].note
 
 
-def test_a_spike_is_said_and_clipped_harder():
-    s = state(settings(max_steps=4, spike=3.0, max_grad_norm=1e9))
-
-    def shaken():
-        for number, batch in enumerate(random_batches(GPT)):
-            for p in s.model.code_head.parameters():
-                p.data *= 100.0 if number == 3 else 1.0
-            yield batch
-
-    assert [("spike" in e.note) for e in run(s, shaken())] == [False, False, False, True]
-    assert s.adaptation.tight == 0.5
-
-
 def test_with_a_gate_the_validation_loss_ends_nothing():
     often = {"eval_steps": 1, "early_stopping_patience": 1, "gate_every": 4, "gate_patience": 2}
     s, rising = state(settings(max_steps=8, **often)), itertools.count(1.0)
@@ -497,22 +487,6 @@ def test_good_steps_between_bad_ones_keep_it_going_until_the_data_end():
     cycle = [poisoned(), poisoned(), next(random_batches(GPT))]
     with pytest.raises(KitError, match="ended at step 6 of 9"):
         run(s, iter(cycle * 2))
-
-
-def test_a_checkpoint_from_before_a_setting_was_there_is_resumed():
-    tree = state().tree()
-    shape = json.loads(tree["shape"])
-    del shape["start_text_id"], shape["text_stop_input"], tree["conditioner"]
-    tree["shape"] = json.dumps(shape)
-    state().restore(tree)
-    with pytest.raises(KitError, match="text_stop_input True -> False"):
-        state(shape={"text_stop_input": False}).restore(tree)
-    own = settings(conditioner_lr=1e-4)
-    with pytest.raises(KitError, match=r"conditioner_lr .*the rest -> a learning rate of its"):
-        state(own).restore(tree)
-    with pytest.raises(KitError, match=r"conditioner_lr .*of its own -> the rate of the rest"):
-        state().restore(state(own).tree())
-    state(own).restore(state(own).tree())
 
 
 def test_a_run_may_resume_in_fp16_and_with_an_average_that_began_without(monkeypatch):

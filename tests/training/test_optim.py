@@ -25,6 +25,7 @@ from kit.tuning.memory_plan import Workload, count_parameters, moment_bytes
 # What transformers 5.23.0 gives for 5 steps of warm-up and 20 in all: linear, cosine, and cosine
 # with a least rate of a tenth.
 PEERS = {
+    ("constant", 0.1): "0 .2 .4 .6 .8 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1",
     ("linear", 0.0): """0 .2 .4 .6 .8 1 .933333 .866667 .8 .733333 .666667 .6 .533333 .466667 .4
         .333333 .266667 .2 .133333 .066667""",
     ("cosine", 0.0): """0 .2 .4 .6 .8 1 .989074 .956773 .904508 .834565 .75 .654508 .552264
@@ -39,6 +40,8 @@ def test_schedules_are_transformers_own_as_recorded(schedule, final_lr):
     config = TrainConfig(max_steps=20, warmup_steps=5, schedule=schedule, final_lr=final_lr)
     wanted = [float(x) for x in PEERS[schedule, final_lr].split()]
     assert [optim.lr_factor(config, s) for s in range(20)] == pytest.approx(wanted, abs=1e-6)
+    end = 1.0 if schedule == "constant" else final_lr
+    assert [optim.lr_factor(config, s) for s in (20, 5000)] == pytest.approx([end, end])
 
 
 @pytest.mark.parametrize(("optimizer", "own_rate"), [("adamw", 0.0), ("muon", 0.0006)])
@@ -238,13 +241,6 @@ def test_the_loss_stays_where_it_was_in_the_long_run(optimizer):
     assert max(apart) < 0.05 and sum(apart) / 60 < 0.01
 
 
-@pytest.mark.parametrize(("schedule", "end"), [("constant", 1), ("linear", 0.1), ("cosine", 0.1)])
-def test_every_schedule_warms_up_and_ends_where_it_should(schedule, end):
-    config = TrainConfig(max_steps=1000, warmup_steps=10, schedule=schedule)
-    rates = [optim.lr_factor(config, step) for step in (0, 5, 10, 1000, 5000)]
-    assert rates == pytest.approx([0, 0.5, 1.0, end, end])
-
-
 def test_a_new_schedule_is_one_line_of_the_table(monkeypatch):
     with pytest.raises(KitError, match="choose one of constant, linear, cosine"):
         TrainConfig(schedule="square")
@@ -376,7 +372,7 @@ def test_a_checkpoint_brings_every_bit_of_the_state_back(tmp_path):
     list(itertools.islice(train(s, random_batches(GPT)), 5))
     s.save(tmp_path)
     again = state(adamw_8bit=True)
-    again.restore(checkpoint.load_newest(tmp_path, again.require_complete)[0])
+    again.restore(checkpoint.load_newest(tmp_path)[0])
     before, after = (optim.moments_of(x.optimizers[0]) for x in (s, again))
     assert before.keys() == after.keys() and not again.notes
     kinds = set()

@@ -79,8 +79,6 @@ def test_every_nth_layer_is_recomputed_and_reported():
     on = SpeedConfig(gradient_checkpointing=True, recompute_every=2)
     (record,) = (s for s in apply(model, on, CPU).switches if s.name == "gradient_checkpointing")
     assert model.gpt.recompute == {0, 2, 4} and record.ran == "3 of 5 layers"
-    with pytest.raises(KitError, match="recompute_every = 0"):
-        SpeedConfig(recompute_every=0)
 
 
 def kept_bytes(model) -> int:

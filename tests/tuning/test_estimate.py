@@ -175,9 +175,3 @@ def test_a_disk_without_room_for_them_is_a_warning_with_what_to_change(tmp_path,
     folder.mkdir(parents=True)
     (folder / "step-0000100.safetensors").write_bytes(bytes(1000))
     assert disk_warning(2 * GB + 1000, folder) == "", "what is there is replaced"
-
-
-def test_budgets_below_zero_are_refused():
-    for field in ("minutes", "min_steps"):
-        with pytest.raises(KitError, match=f"TimeBudget.{field}"):
-            TimeBudget(**{field: -1})

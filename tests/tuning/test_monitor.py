@@ -100,6 +100,7 @@ def test_a_gpu_whose_load_cannot_be_read_says_why(monkeypatch):
     found = monitor.summary()
     assert found["load_mean"] is None and "nvidia-ml-py" in found["load_note"]
     assert found["memory_peak_share"] == 0.25 and not found["error"]
+    assert found["ram_peak_bytes"] > 50 * MIB, "this process, in the machine's RAM"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")

@@ -46,6 +46,7 @@ CASES = {
     "copying batches": ({"copy_s": 0.1}, {"copy_s": 0.04}, "Pinned memory"),
     "summing gradients": ({"reduce_s": 0.4}, {"reduce_s": 0.19}, "effective_batch"),
     "checkpoints and logs": ({"wall_s": 1.5}, {"wall_s": 1.15}, "save_steps"),
+    "RAM": ({"ram_bytes": 0.95 * GPU.ram_bytes}, {"ram_bytes": 0.85 * GPU.ram_bytes}, "workers"),
     "evaluation": ({"wall_s": 2.0, "eval_s": 0.95}, {"wall_s": 1.1}, "gate_every"),
     "fragmented memory": ({"reserved_bytes": 9e9}, {"reserved_bytes": 7.9e9}, "length_mu"),
 }
@@ -141,6 +142,7 @@ def healthy(steps: int = 200) -> list[dict]:
         row = {"step": step, "steps": steps, "loss": 5 - step / 100, "grad_norm": 1.0}
         row |= {"step_s": 0.1, "forward_s": 0.1, "data_s": 0.0, "tokens": 100, "load": 0.9}
         row |= {"val_loss": None if step % 40 else 5.1 - step / 100, "ema_val_loss": None}
+        row["lr"] = 1e-3 * min(step, 20) / 20
         row["gate"] = None if step % 50 else {"cer": 0.5 - step / 1000}
         rows.append(row)
     return rows
@@ -178,6 +180,8 @@ FAULTS = [
     ("steps without a finite loss", change(190, loss=None)),
     ("training loss", losses(3.0, 3.1)),
     ("loss against guessing", losses(9.0, 5.1)),
+    ("warm-up", change(0, lr=1e-3)),
+    ("first steps", lambda rows: [row.update(loss=7.0) for row in rows[10:15]]),
     ("gradient norm", change(170, grad_norm=90.0)),
     ("time of a step", change(100, step_s=0.3)),
     ("idle device", change(100, load=0.69)),
@@ -190,9 +194,9 @@ FAULTS = [
 
 def test_a_sound_training_passes_every_line():
     passing = training_checks(healthy(), **LIMITS)
-    assert len(passing) == 9 and all(check.passed for check in passing)
+    assert len(passing) == 11 and all(check.passed for check in passing)
     (line,) = checks.short_lines(passing)
-    assert line.count("✓") == 9
+    assert line.count("✓") == 11
     assert not failing(log_of(spoken(0.02, 0.02, 0.02, 0.03))), "it was clear from the start"
     assert {row[0] for row in checks.table(passing)[1:]} == {"✓"}
 

@@ -25,7 +25,7 @@ def coqui_config(size: dict):
     return XttsConfig(model_args=XttsArgs(decoder_input_dim=size["width"], **gpt))
 
 
-def coqui_xtts(folder: Path, size: dict, seed: int = 0):
+def coqui_xtts(folder: Path, size: dict):
     """An `Xtts` of coqui-tts with random weights, every one of which takes part.
 
     Writes its vocabulary and its configuration to `folder`.
@@ -42,7 +42,7 @@ def coqui_xtts(folder: Path, size: dict, seed: int = 0):
     (folder / "vocab.json").write_text(json.dumps(words, ensure_ascii=False), encoding="utf-8")
     config = coqui_config(size)
     config.save_json(str(folder / "config.json"))
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     model = Xtts(config)
     model.tokenizer = VoiceBpeTokenizer(str(folder / "vocab.json"))
     model.init_models()

@@ -8,11 +8,12 @@ import pytest
 import torch
 from coqui import SMALL, coqui_dvae, coqui_loaded, coqui_xtts, older_names, write_coqui
 from released_sound import xtts_mels
-from released_xtts import vocabulary
+from released_xtts import sound_tensors, vocabulary
 
 from kit.base.torch_file import read_torch_file
 from kit.extras.xtts_v2.codec import xtts_codec
-from kit.extras.xtts_v2.model import empty_model, load_xtts, save_xtts, sound_tensors, to_released
+from kit.extras.xtts_v2.model import load_xtts, save_xtts
+from kit.extras.xtts_v2.tensor_names import empty_model, to_released
 from kit.extras.xtts_v2.tokenizer import load_vocabulary, read_ids
 
 
@@ -34,7 +35,7 @@ def write_as_released(folder, model) -> None:
 def test_every_name_and_shape_is_coquis(small):
     wanted = {name: tuple(t.shape) for name, t in small[1].state_dict().items()}
     actual = to_released(empty_model(load_xtts(small[0]).model.config).state_dict())
-    actual |= sound_tensors({}, SMALL["width"])
+    actual |= sound_tensors(SMALL["width"])
     assert {name: tuple(t.shape) for name, t in actual.items()} == wanted
 
 

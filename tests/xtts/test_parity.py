@@ -12,7 +12,8 @@ import torch
 from coqui import FULL, VARIED, coqui_loaded, coqui_xtts, opinionated, write_coqui
 from torch import Tensor
 
-from kit.extras.xtts_v2.model import load_xtts, save_xtts, to_released
+from kit.extras.xtts_v2.model import load_xtts, save_xtts
+from kit.extras.xtts_v2.tensor_names import to_released
 from kit.inference.generate import generate
 from kit.model.gpt import SpeechGPT, weighted_loss
 from kit.model.sequence import pack
@@ -205,7 +206,7 @@ def room(tmp_path):
     shutil.rmtree(tmp_path)
 
 
-@pytest.mark.full_size
+@pytest.mark.full_size(gib=10)
 def test_the_released_size(room):
     """30 x 1024: parameters, the file's size, logits, gradients, latents, codes, both ways."""
     theirs = coqui_xtts(room / "coqui", FULL)

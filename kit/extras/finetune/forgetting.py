@@ -19,7 +19,7 @@ from kit.inference.voice import Voice
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import pack
 from kit.model.weights import load_model
-from kit.notebook.plots import grouped_bars
+from kit.notebook.plots import bars
 from kit.notebook.result import Result, Sound, players_of
 from kit.recipes.open_run import ActiveRun
 from kit.recipes.run_parts import MODEL, load_base_tokenizer
@@ -97,10 +97,10 @@ class BaseLanguages:
             sounds += players_of({f"{language}: {text}": wave}, voice.codec.sample_rate)
         return sounds
 
-    def divergences(self, tuned: SpeechGPT) -> dict[str, "BaseDivergence"]:
-        """By language, how far `tuned` has moved from the base model; uses both tokenizers."""
+    def cross_entropies(self, tuned: SpeechGPT) -> dict[str, tuple[float, float]]:
+        """By language, `cross_entropies` of the base model and `tuned`; uses both tokenizers."""
         mel = self.voice.reference(self.speaker)
-        divergences = {}
+        measured = {}
         for language, spoken in self.base_readings.items():
             base = load_base_tokenizer(self.run, language)
             own = self.own_tokenizer(language)
@@ -113,31 +113,29 @@ class BaseLanguages:
                     mel=mel,
                 )
                 samples.append(sample)
-            divergences[language] = measure_divergence(self.model, tuned, samples)
-        return divergences
+            measured[language] = cross_entropies(self.model, tuned, samples)
+        return measured
 
     def forgetting(self, tuned: SpeechGPT) -> Result:
         """How much of each language `tuned` has forgotten, drawn and recorded."""
-        divergences = self.divergences(tuned)
-        if not divergences:
+        measured = self.cross_entropies(tuned)
+        if not measured:
             return Result(
                 line="Nothing to forget: of the languages that the kit has sentences in, the base "
                 "model can spell only the run's own."
             )
-        forgotten = {language: each.forgotten for language, each in divergences.items()}
+        # The Kullback-Leibler divergence: 0 if nothing was forgotten.
+        forgotten = {language: after - before for language, (before, after) in measured.items()}
         self.run.record(finetune={"forgotten_nats": forgotten})
-        groups = {
-            "base model": [each.base for each in divergences.values()],
-            "fine-tuned": [each.tuned for each in divergences.values()],
-        }
+        groups = dict(zip(("base model", "fine-tuned"), zip(*measured.values())))
         title = "Cross-entropy of what the base model would say next"
         worst = max(forgotten, key=forgotten.get)
         mean = sum(forgotten.values()) / len(forgotten)
         return Result(
-            line=f"Forgotten, on average over {', '.join(divergences)}: {mean:.3g} nats per code; "
+            line=f"Forgotten, on average over {', '.join(measured)}: {mean:.3g} nats per code; "
             f"most in {worst}, {forgotten[worst]:.3g}. 0 means nothing; random guessing would cost "
             f"{math.log(self.model.config.code_vocab):.3g}.",
-            pictures=(grouped_bars(list(divergences), groups, "nats per code", title),),
+            pictures=(bars(list(measured), groups, "nats per code", title),),
         )
 
 
@@ -151,25 +149,13 @@ class BaseSample:
     mel: Tensor  # (M, T) reference that it was spoken with
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BaseDivergence:
-    """Cross-entropy in nats a code, under the base model's distribution."""
-
-    base: float  # of the base model itself: its entropy
-    tuned: float  # of the fine-tuned model
-
-    @property
-    def forgotten(self) -> float:
-        """The Kullback-Leibler divergence: 0 if nothing was forgotten."""
-        return self.tuned - self.base
-
-
 @torch.inference_mode()
-def measure_divergence(
+def cross_entropies(
     base: SpeechGPT, tuned: SpeechGPT, samples: list[BaseSample]
-) -> BaseDivergence:
-    """Return how far `tuned` has moved from `base`, both in eval mode, over all codes of `samples`.
+) -> tuple[float, float]:
+    """Return cross-entropies of `base`, which is its entropy, and of `tuned`, in nats a code.
 
+    Under the distribution of `base`, over all codes of `samples`; both models are in eval mode.
     Needs no recordings and no recogniser (Li and Hoiem 2016, arXiv:1606.09282).
     """
     base_nats = []
@@ -180,9 +166,7 @@ def measure_divergence(
         weights = base_log_probs.exp()
         base_nats.append(-(weights * base_log_probs).sum(-1))
         tuned_nats.append(-(weights * tuned_log_probs).sum(-1))
-    return BaseDivergence(
-        base=float(torch.cat(base_nats).mean()), tuned=float(torch.cat(tuned_nats).mean())
-    )
+    return float(torch.cat(base_nats).mean()), float(torch.cat(tuned_nats).mean())
 
 
 @torch.inference_mode()

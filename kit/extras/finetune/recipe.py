@@ -57,8 +57,8 @@ UNSEEN = "unseen-speaker"  # a speaker who is not in the data
 class FineTune:
     """A run that starts from the model `base_model`; `run()` is every step of it.
 
-    `base_model`, `data`, `language`, `accept_license` and `tokenizer` are as `Preparation` takes
-    them; `max_steps` and `num_train_epochs` as `Training` does.
+    `base_model`, `data`, `eval_data`, `language`, `accept_license`, `tokenizer` and `phonemes` are
+    as `Preparation` takes them; `max_steps` and `num_train_epochs` as `Training` does.
     """
 
     def __init__(
@@ -71,6 +71,8 @@ class FineTune:
         max_steps: int = 0,  # in total (the preset's)
         num_train_epochs: float = 0.0,  # max_steps in passes over the data (the preset's)
         tokenizer: str = "",  # a SentencePiece model in place of an IndexTTS2's (none)
+        eval_data: str = "",  # recordings of their own to evaluate on (some of data)
+        phonemes: str = "",  # in which the base voice spells, such as en-us (as it does)
     ):
         self.base_model = base_model
         self.accept_license = accept_license
@@ -82,6 +84,8 @@ class FineTune:
             base_model=base_model,
             accept_license=accept_license,
             tokenizer=tokenizer,
+            eval_data=eval_data,
+            phonemes=phonemes,
         )
         self.active_run = self.prepare.active_run
         self.language = self.prepare.source.language

@@ -54,13 +54,14 @@ def export_for_indextts2(run: ActiveRun, voice: Voice, release: Path, weights: s
     """Write `voice` as an IndexTTS2 to the folder returned; the rest of it is from `release`."""
     folder = run.path(EXPORT_FOLDER)
     base = load_indextts2(release)
+    spelling = {"language": voice.language, "respell": voice.habits.respell}
     tuned = dataclasses.replace(
         base,
         model=extend_positions(voice.model, base.model),
-        settings=base.settings | {"language": voice.language},
+        settings=base.settings | spelling,
         tokenizer=(run.folder / "tokenizer.model").read_bytes(),
     )
-    save_indextts2(tuned, folder, DTYPES[weights], README.format(language=voice.language))
+    save_indextts2(tuned, folder, DTYPES[weights], README.format(**spelling))
     return folder
 
 

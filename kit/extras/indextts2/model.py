@@ -16,10 +16,10 @@ from torch import Tensor
 from kit.base.config import read_yaml
 from kit.base.errors import KitError
 from kit.base.files import atomic_folder, atomic_path, make_folder, require_disk, write_atomic
-from kit.base.tensor_file import checksum, describe_mismatch, fill_module, save_tensors
 from kit.base.torch_file import read_torch_file, require_backed
 from kit.extras.indextts2.tokenizer import VOCABULARY_FILE, IndexTTS2Tokenizer, marked
 from kit.extras.xtts_v2 import model as xtts
+from kit.extras.xtts_v2.tensor_names import GPT, INDEXTTS2_MARKS, released_name, to_released
 from kit.model.gpt import SpeechGPT
 from kit.settings import GPTConfig
 
@@ -56,7 +56,6 @@ DEFAULTS = {
     "train_solo_embeddings": False,
     "types": 1,
 }
-SAFE_FILE = "gpt.safetensors"
 STATS_FILE = "wav2vec2bert_stats.pt"
 
 
@@ -68,7 +67,6 @@ class IndexTTS2:
     settings: dict  # config.yaml; `save_indextts2` updates the sizes of the GPT in it
     tokenizer: bytes  # the SentencePiece model, with the kit's mark
     source: xtts.Provenance
-    notes: tuple[str, ...] = ()
 
 
 def load_indextts2(path: Path) -> IndexTTS2:
@@ -77,32 +75,24 @@ def load_indextts2(path: Path) -> IndexTTS2:
     Raises KitError or DamagedFileError for files that are missing, damaged, of version 2.5 or do
     not match.
     """
-    path = Path(path)
     file = path if path.is_file() else path / WEIGHTS_FILE
     tensors = _read_weights(file)
     settings = read_yaml(file.parent / CONFIG_FILE)
     if not isinstance(settings, dict):
         raise KitError(f"{file.parent / CONFIG_FILE} holds no settings: copy it again.")
     config = gpt_config(settings, file.parent / CONFIG_FILE)
-    data, notes = marked(file.parent / VOCABULARY_FILE, config.text_vocab)
-    empty = xtts.empty_model(config)
-    problems = describe_mismatch(tensors, xtts.to_released(empty.state_dict(), file_name))
-    if problems:
-        raise KitError(
-            f"{file} does not hold the IndexTTS2 that its {CONFIG_FILE} describes; {problems}. "
-            "Take weights, configuration and vocabulary from one place."
-        )
-    model = fill_module(empty, xtts.from_released(tensors, config, file_name), file)
+    data = marked(file.parent / VOCABULARY_FILE, config.text_vocab)
+    model = xtts.build_model(tensors, config, file, "IndexTTS2", file_name)
     source = xtts.provenance(file, tensors)
-    return IndexTTS2(model=model, settings=settings, tokenizer=data, source=source, notes=notes)
+    return IndexTTS2(model=model, settings=settings, tokenizer=data, source=source)
 
 
 def _read_weights(file: Path) -> dict[str, Tensor]:
     stored = read_torch_file(file)
     if isinstance(stored, dict) and isinstance(stored.get("model"), dict):
         stored = stored["model"]
-    if not isinstance(stored, dict) or not xtts.INDEXTTS2_MARKS.issubset(map(str, stored)):
-        missing = " and no ".join(sorted(xtts.INDEXTTS2_MARKS))
+    if not isinstance(stored, dict) or not INDEXTTS2_MARKS.issubset(map(str, stored)):
+        missing = " and no ".join(sorted(INDEXTTS2_MARKS))
         raise KitError(
             f"{file} is not the GPT of an IndexTTS2: it has no {missing}. "
             "Name the folder of a release, or its gpt.pth."
@@ -120,13 +110,13 @@ def load_stats(folder: Path) -> tuple[Tensor, Tensor]:
     stats = read_torch_file(file)
     try:
         mean, variance = (require_backed(name, stats[name]) for name in ("mean", "var"))
+        if mean.shape != (1024,) or variance.shape != (1024,) or not bool((variance > 0).all()):
+            raise ValueError(f"it holds {tuple(mean.shape)} and {tuple(variance.shape)}")
     except (KeyError, TypeError, ValueError) as error:
-        raise KitError(f"{file} holds no mean and variance ({error}): copy it again.") from error
-    if mean.shape != (1024,) or variance.shape != (1024,) or not bool((variance > 0).all()):
         raise KitError(
-            f"{file} must hold 1,024 means and as many variances above 0; it holds "
-            f"{tuple(mean.shape)} and {tuple(variance.shape)}. Copy it from the release."
-        )
+            f"{file} must hold 1,024 means `mean` and as many variances `var` above 0 ({error}): "
+            "copy it from the release."
+        ) from error
     return mean.float().clone(), variance.float().sqrt()
 
 
@@ -135,28 +125,20 @@ def save_indextts2(
 ) -> Path:
     """Write `release` to `folder` for the package's `IndexTTS2(model_dir=folder)` and the kit.
 
-    Files: gpt.pth, the same tensors as gpt.safetensors, config.yaml, bpe.model, and a link to, or
-    copy of, what else is beside the weights that it was read from. `dtype` is that of the weights.
+    Files: gpt.pth, config.yaml, bpe.model, and a link to, or copy of, what else is beside the
+    weights that it was read from. `dtype` is that of the weights.
     """
-    folder = Path(folder)
     before = Path(release.source.path).parent
     if folder.resolve() == before.resolve() or folder.is_file():
         raise KitError(f"{folder} is a file, or what this was read from: name another folder.")
     config = release.model.config
-    size = IndexTTS2Tokenizer.of(release.tokenizer).vocab_size
-    if (size, 0, 1) != (config.text_vocab, config.start_text, config.stop_text):
-        raise KitError(
-            f"The model has {config.text_vocab} text ids, the tokenizer {size}: use the one that "
-            "the model was trained with."
-        )
-    weights = xtts.to_released(xtts.finite_weights(release.model, dtype), file_name)
+    assert IndexTTS2Tokenizer.of(release.tokenizer).vocab_size == config.text_vocab
+    weights = to_released(xtts.finite_weights(release.model, dtype), file_name)
     tensors = {name: tensor.contiguous() for name, tensor in weights.items()}
     make_folder(folder)
-    require_disk(folder, 2 * sum(tensor.nbytes for tensor in tensors.values()))
-    with atomic_folder(folder, (WEIGHTS_FILE, SAFE_FILE, CONFIG_FILE, VOCABULARY_FILE)) as new:
+    require_disk(folder, sum(tensor.nbytes for tensor in tensors.values()))
+    with atomic_folder(folder, (WEIGHTS_FILE, CONFIG_FILE, VOCABULARY_FILE)) as new:
         xtts.write_torch(new / WEIGHTS_FILE, tensors)
-        with atomic_path(new / SAFE_FILE) as temporary:
-            save_tensors(tensors, temporary, {"tensors_sha256": checksum(tensors)})
         settings = updated_config(release.settings, config)
         write_atomic(new / CONFIG_FILE, yaml.safe_dump(settings, sort_keys=False))
         write_atomic(new / VOCABULARY_FILE, release.tokenizer)
@@ -205,7 +187,7 @@ def file_name(name: str) -> str:
     conditioner = "conditioner."
     if name.startswith(conditioner):
         return name.removeprefix(conditioner)
-    return xtts.released_name(name).removeprefix(xtts.GPT)
+    return released_name(name).removeprefix(GPT)
 
 
 def gpt_config(settings: dict, file: Path) -> GPTConfig:
@@ -216,8 +198,6 @@ def gpt_config(settings: dict, file: Path) -> GPTConfig:
     gpt = settings.get("gpt")
     if not isinstance(gpt, dict):
         raise KitError(f"{file} has no section `gpt`: copy it from where the model was published.")
-    if str(settings.get("version", 2)).startswith("2.5"):
-        raise KitError(describe_version_2_5(file))
     # `condition_type` has another default in the package, so it must be given.
     for name, value in (DEFAULTS | {"condition_type": "conformer_perceiver"}).items():
         same = gpt.get(name, DEFAULTS.get(name)) == value

@@ -25,7 +25,7 @@ Spanish. It splits sentences only at `.`, `!` and `?`: give them one by one.
     from kit.text.normalize import normalize
     tts = IndexTTS2(model_dir=".")
     tts.tokenizer.normalizer = None
-    tts.infer("reference.wav", normalize("...", "{language}"), "speech.wav")
+    tts.infer("reference.wav", normalize("...", "{language}", {respell}), "speech.wav")
 
 With transformers 5.3 the package decodes as published; with 5.24 it runs without its cache, slower,
 and its first code has another position.
@@ -67,11 +67,14 @@ class PackageSpeaker:
                 f"{folder} lacks {', '.join(missing)}, with which the package makes sound: copy "
                 "them from the release (hf download IndexTeam/IndexTTS-2)."
             )
-        self.language = read_yaml(folder / CONFIG_FILE).get("language", "en")
+        settings = read_yaml(folder / CONFIG_FILE)
+        self.language = settings.get("language", "en")
+        self.respell = settings.get("respell", True)
         self.tts = indextts.IndexTTS2(model_dir=str(folder))
         self.tts.tokenizer.normalizer = None  # texts are normalised as in training
 
     def speak(self, text: str) -> Tensor:
         """Return the waveform (L,) of `text`."""
-        _, samples = self.tts.infer(str(self.reference), normalize(text, self.language), None)
+        text = normalize(text, self.language, self.respell)
+        _, samples = self.tts.infer(str(self.reference), text, None)
         return torch.from_numpy(samples[:, 0].copy()).float() / 2**15  # from (L, 1), 16 bits

@@ -71,8 +71,8 @@ def _tokenizer(path: Path) -> Tokenizer:
     return given
 
 
-def marked(path: Path, rows: int) -> tuple[bytes, tuple[str, ...]]:
-    """Return the SentencePiece model at `path` with the kit's mark, and notes.
+def marked(path: Path, rows: int) -> bytes:
+    """Return the SentencePiece model at `path` with the kit's mark.
 
     Raises KitError unless it is of an embedding with `rows` rows.
     """
@@ -88,7 +88,4 @@ def marked(path: Path, rows: int) -> tuple[bytes, tuple[str, ...]]:
         )
     if not given.is_indextts2:
         data += Piece(INDEXTTS2, control=True).entry()
-    lower = sum(given.piece(i).islower() for i in range(given.piece_count))
-    upper = sum(given.piece(i).isupper() for i in range(given.piece_count))
-    note = f"{lower} pieces are in small letters, {upper} in capitals, in which texts are spelt"
-    return data, (note,) if lower > upper else ()
+    return data

@@ -23,11 +23,13 @@ from kit.base.files import cached_result, digest, disk_errors, encode_wav, make_
 from kit.base.formatting import join_names
 from kit.base.run import run_folder
 from kit.batches.encoding import manifest_limits
-from kit.dataset import segmentation, transcripts
-from kit.dataset.alignment import Pause, WindowReader, quiet_frames
+from kit.dataset.alignment import quiet_frames
 from kit.dataset.data_report import rows_in_split
 from kit.dataset.manifest import Utterance, read_manifest, write_lines
-from kit.dataset.segmentation import SegmentConfig, Span, UnusedAudio
+from kit.dataset.tables import read_texts
+from kit.extras.long_recordings import segmentation, transcripts
+from kit.extras.long_recordings.alignment import Pause, WindowReader
+from kit.extras.long_recordings.segmentation import SegmentConfig, Span, UnusedAudio
 from kit.extras.whisper.recognizer import (
     WhisperRecognizer,
     new_whisper,
@@ -74,7 +76,7 @@ class LongRecordings:
         self.language = run.require_figure("data", "language", "01_data_prep")
         model = build(GPTConfig, run.section("model"))
         limits = manifest_limits(model, self.codec.frame_rate, max_clip_seconds)
-        self.cuts = SegmentConfig(max_s=limits["max_clip_s"])
+        self.max_clip_s = limits["max_clip_s"]
         if folder:
             self.folder = Path(folder).expanduser()
             self.into = run.path("cut")
@@ -98,11 +100,12 @@ class LongRecordings:
 
     def cut(self) -> Result:
         """Align the transcripts, cut at pauses, and give a reason for every second in no clip."""
-        cutter = segmentation.Segmenter(
-            recognizer=self.recognizer, cuts=self.cuts, language=self.language
+        respell = self.active_run.section("text").get("respell", True)
+        cutter = segmentation.new_segmenter(
+            self.recognizer, self.language, self.max_clip_s, respell
         )
         losses = cutter.segment_folder(self.folder, self.into, Ticker("seconds aligned"))
-        clips = list(transcripts.read_texts(self.into).items())
+        clips = list(read_texts(self.into).items())
         lost_s = sum(loss.end_s - loss.start_s for loss in losses)
         line = f"{len(clips)} clips in {self.into}; {lost_s:.0f} s are in none, see losses.jsonl"
         if clips:
@@ -232,7 +235,7 @@ def transcribe(data: str | Path, out: str | Path, recognizer: WhisperRecognizer)
     if not paths:
         raise DatasetError(f"{data} holds no recordings: expected .wav, .flac, .mp3 or others.")
     make_folder(out / "wavs")
-    transcripts.read_texts(out)  # a damaged table is reported now, not after an hour
+    read_texts(out)  # a damaged table is reported now, not after an hour
     transcripts.read_transcripts(out)
     total_s = sum(map(segmentation.seconds_of, paths))
     tick = Ticker("seconds of recordings")
@@ -267,7 +270,7 @@ def transcribe(data: str | Path, out: str | Path, recognizer: WhisperRecognizer)
 
 
 def _summary(out: Path, clips: dict[str, list[dict]], losses: list[UnusedAudio]) -> Result:
-    kept = len(transcripts.read_texts(out))
+    kept = len(read_texts(out))
     spoken_s = sum(row["end_s"] - row["start_s"] for rows in clips.values() for row in rows)
     reasons = {loss.file: loss.reason for loss in losses}
     lost_s = sum(loss.end_s - loss.start_s for loss in losses)
@@ -410,7 +413,7 @@ def gaps(clips: list[Span], pauses: list[Pause], total_s: float) -> list[Span]:
 def proofread(out: str | Path) -> ProofreadPanel:
     """Return the panel with the clips in `out` not yet proofread, the least certain first."""
     out = Path(out).expanduser()
-    texts = transcripts.read_texts(out)
+    texts = read_texts(out)
     if not texts:
         raise DatasetError(f"{out} has no clips in metadata.csv: transcribe recordings into it.")
     written = transcripts.read_transcripts(out)

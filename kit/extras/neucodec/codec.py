@@ -91,7 +91,6 @@ class NeuCodecConfig:
         require(divides, self, "semantic_width", f"must divide by {self.semantic_heads} heads.")
         fix = "write OWNER/NAME, as on the hub."
         require(self.repository.count("/") == 1, self, "repository", fix)
-        require(bool(self.revision), self, "revision", "write main, or a commit of the repository.")
 
 
 class NeuCodec(nn.Module, Codec):
@@ -185,12 +184,6 @@ class NeuCodec(nn.Module, Codec):
 # out, and no layer knows where in an utterance it is.
 
 
-def code_digits(codes: Tensor) -> Tensor:
-    """Codes (...) -> their digits as the values that they stand for, in [-1, 1), (..., 8)."""
-    basis = torch.tensor([4**place for place in range(len(LEVELS))], device=codes.device)
-    return (codes[..., None] // basis % 4 - 2) / 2
-
-
 class DigitsToLatents(nn.Module):
     """Codes (B, N) -> latents (B, N, C); the encoder does the opposite."""
 
@@ -199,7 +192,9 @@ class DigitsToLatents(nn.Module):
         self.project_out = nn.Linear(len(LEVELS), width)
 
     def forward(self, codes: Tensor) -> Tensor:
-        return self.project_out(code_digits(codes).to(self.project_out.weight.dtype))
+        basis = torch.tensor([4**place for place in range(len(LEVELS))], device=codes.device)
+        digits = (codes[..., None] // basis % 4 - 2) / 2  # (B, N, 8), in [-1, 1)
+        return self.project_out(digits.to(self.project_out.weight.dtype))
 
 
 class ResidualConvolutions(nn.Module):

@@ -23,10 +23,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kit.audio.mel_codec import MelCodec
-from kit.audio.vocoder import RealGriffinLim, RealVocoder
 from kit.base.errors import KitError
 from kit.base.files import atomic_folder, file_digest, write_atomic
 from kit.base.formatting import nearest
+from kit.extras.onnx.real_sound import Sound
 from kit.extras.onnx.speak_onnx import FILES, SUMS
 from kit.inference.decoder import Decoder, mean_latents
 from kit.inference.export import prepare
@@ -240,21 +240,3 @@ def describe(voice: Voice, weights: str, sampling: GenerateConfig) -> dict:
         "uses_states": voice.decodes_from_states,
         "sampling": {name: kind(getattr(sampling, name)) for name, kind in SAMPLING.items()},
     }
-
-
-class Sound(nn.Module):
-    """`MelCodec.decode` of one utterance in real numbers, for ONNX graphs.
-
-    Codes (1, N), states (1, N, D) -> waveform (1, L); transforms are convolutions with sines.
-    """
-
-    def __init__(self, codec: MelCodec):
-        super().__init__()
-        self.codec = copy.deepcopy(codec).cpu()
-        self.codec.griffin_lim = RealGriffinLim(self.codec.griffin_lim)
-        if self.codec.vocoder:
-            self.codec.vocoder = RealVocoder(self.codec.vocoder)
-
-    def forward(self, codes: Tensor, states: Tensor | None = None) -> Tensor:
-        log_magnitude = self.codec.log_magnitude_of(codes, states)
-        return (self.codec.vocoder or self.codec.by_griffin_lim)(log_magnitude)

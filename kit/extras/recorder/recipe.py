@@ -5,8 +5,6 @@ metadata.csv. Nothing is overwritten: a second recording of a sentence is anothe
 row, and uploaded files whose names are taken go to a folder of their own.
 """
 
-import collections
-import filecmp
 import itertools
 import random
 import shutil
@@ -22,16 +20,14 @@ from kit.base.errors import DatasetError, KitError
 from kit.base.files import append_lines, digest, disk_errors, make_folder
 from kit.dataset.archive import archive_suffix, unpack
 from kit.dataset.synthetic import WORDS, Grammar, load_words
-from kit.dataset.transcripts import read_texts
+from kit.dataset.tables import read_texts
 from kit.recipes.open_run import ActiveRun
 from kit.settings import ArchiveConfig, ManifestConfig
 from kit.streams.formats import TextLines
 from kit.text import sentences as sentence_splitting
 from kit.text.normalize import language_code, letters, normalize
 
-OFFERED = 100  # sentences to read
-POOL = 1000  # sentences from which they are chosen
-MADE = 400  # of them, sentences of random words
+OFFERED = 100  # sentences to read, at most
 MAX_CHARACTERS = 140  # of a sentence: ten seconds
 MAX_CHARACTERS_PER_S = 25.0  # 15 are usual
 TABLES = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".list")
@@ -91,35 +87,27 @@ def add_files(folder: Path, files: list[Path]) -> str:
     """Copy recordings and tables, unpack archives under `folder`; return a line on where they are.
 
     batch-1/, batch-2/ ... hold what belongs together: files join the last one, so that a table may
-    follow its recordings, or begin the next if that has other files of their names. Raises
-    DatasetError for files of other kinds.
+    follow its recordings, or begin the next if that has one of their names. Raises DatasetError for
+    files of other kinds.
     """
     for file in files:
         if not archive_suffix(file) and file.suffix.lower() not in SUFFIXES + TABLES:
             kinds = ", ".join((*SUFFIXES, *TABLES, ".zip"))
             raise DatasetError(f"{file.name} is not a recording, table or archive: {kinds}.")
     number = max(len(list(folder.glob("batch-*"))), 1)
-    if any(is_taken(folder / f"batch-{number}", file) for file in files):
+    names = [file.name[: len(file.name) - len(archive_suffix(file))] for file in files]
+    if any((folder / f"batch-{number}" / name).exists() for name in names):
         number += 1
     batch = make_folder(folder / f"batch-{number}")
     for file in files:
-        target = batch / file.name
         if archive_suffix(file):
             unpack(file, batch, ArchiveConfig())
-        elif not target.exists() or is_taken(batch, file):
-            copy_as_new(file, target)
+        else:
+            copy_as_new(file, batch / file.name)
     return (
         f"{len(files)} uploaded into {batch}. With a table, set DATA in 01_data_prep to {folder}; "
         "without texts, set UNTRANSCRIBED in 06_more_data to it."
     )
-
-
-def is_taken(folder: Path, file: Path) -> bool:
-    """Return whether `folder` has another file, or a folder, of the name of `file`."""
-    if archive_suffix(file):
-        return (folder / file.name[: -len(archive_suffix(file))]).exists()
-    target = folder / file.name
-    return target.exists() and not filecmp.cmp(file, target, shallow=False)
 
 
 def copy_as_new(file: Path, target: Path) -> Path:
@@ -156,40 +144,24 @@ def problem_of(wav: Path, sentence: str, language: str) -> str:
 def sentences_to_read(language: str, file: str = "") -> list[str]:
     """Return sentences of the text file `file` ("": the kit's own), at most OFFERED.
 
-    Those that add most letters and pairs of letters come first. Raises DatasetError if there are
-    none, SpeechError for an unknown language.
+    Raises DatasetError if there are none, SpeechError for an unknown language.
     """
     code = language_code(language)
-    pool = own_sentences(Path(file).expanduser(), code) if file else kit_sentences(code)
-    pool = [" ".join(text.replace("|", " ").split()) for text in pool]
-    if not pool:
+    found = own_sentences(Path(file).expanduser(), code) if file else kit_sentences(code)
+    if not found:
         raise DatasetError(
             f"The kit has no sentences in {code!r} to read aloud: write some into a text file, a "
             "sentence a line, and name it in SENTENCES of 06_more_data."
         )
-    units = {}
-    for text in pool[:POOL]:
-        words = letters(normalize(text, code)).split()
-        pairs = {a + b for word in words for a, b in itertools.pairwise(word)}
-        units[text] = pairs.union(*words)
-    seen = collections.Counter()
-    chosen = []
-    while units and len(chosen) < OFFERED:
-        gains = {
-            text: sum(1 / (1 + seen[unit]) for unit in parts) / (20 + len(text))
-            for text, parts in units.items()
-        }
-        best = max(gains, key=gains.get)
-        chosen.append(best)
-        seen.update(units.pop(best))
-    return chosen
+    cleaned = (" ".join(text.replace("|", " ").split()) for text in found)
+    return list(dict.fromkeys(cleaned))[:OFFERED]  # each once
 
 
 def own_sentences(file: Path, language: str) -> list[str]:
     """Return the sentences of a text file, none longer than MAX_CHARACTERS."""
     if not file.is_file():
         raise DatasetError(f"There is no {file}: name a text file with a sentence a line.")
-    lines = itertools.islice((line for line in TextLines(file) if letters(line)), POOL)
+    lines = itertools.islice((line for line in TextLines(file) if letters(line)), OFFERED)
     text = "\n".join(lines)
     if not text:
         raise DatasetError(f"{file} has no text: write a sentence a line.")
@@ -204,7 +176,7 @@ def kit_sentences(language: str) -> list[str]:
         sentences += yaml.safe_load(file.read_text(encoding="utf-8")).get(language, [])
     if (WORDS / f"{language}.yaml").is_file():
         grammar = Grammar(load_words(language), random.Random(0))
-        sentences += [" ".join(grammar.sentence(9)) for _ in range(MADE)]
+        sentences += [" ".join(grammar.sentence(9)) for _ in range(2 * OFFERED)]
     return sentences
 
 

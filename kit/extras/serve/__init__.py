@@ -8,7 +8,7 @@ COMMANDS = {
         "takes": "name",
     },
     "push": {
-        "recipe": "extras.serve.recipe:push",
+        "recipe": "extras.serve.hub:push",
         "purpose": "the exported voice to the Hugging Face hub",
         "writes": "a repository on the Hugging Face hub: the voice, samples and a model card",
         "example": "--to OWNER/NAME",

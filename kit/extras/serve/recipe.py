@@ -1,8 +1,8 @@
-"""Share a voice: `serve` it in a browser and to programs, `push` it to the Hugging Face hub.
+"""`python -m kit serve`: a voice in a browser and for programs.
 
 The page is Gradio's; `POST /v1/audio/speech` takes what OpenAI's clients send
 (https://platform.openai.com/docs/api-reference/audio/createSpeech). Texts that arrive together are
-spoken together (kit/extras/serve/speech_queue.py). Pushing needs HF_TOKEN or `hf auth login`.
+spoken together (kit/extras/serve/speech_queue.py).
 """
 
 import dataclasses
@@ -10,33 +10,22 @@ import hmac
 import io
 import itertools
 import json
-import math
-import shutil
 import socket
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import soundfile
 import torch
-import yaml
 from torch import Tensor
 
 from kit.audio.clip import resampled
 from kit.audio.spectrogram import load_reference
 from kit.base.errors import KitError, SpeechError
 from kit.base.files import encode_wav
-from kit.base.formatting import shorten
 from kit.base.hardware import detect
-from kit.base.hub import endpoint
-from kit.base.run import Run
 from kit.extras.serve.speech_queue import Job, SpeechQueue
-from kit.inference.candidates import READER
 from kit.inference.export import load_export, read_card
-from kit.notebook.result import Result
-from kit.recipes.base_model import EXPORT_FILES, HUB, inherited_licence, releases
-from kit.recipes.exports import current_export, export_folder, require_evaluated
+from kit.recipes.exports import export_folder
 from kit.settings import GenerateConfig
 
 MAX_CHARACTERS = 4096  # of a text, as at OpenAI
@@ -55,45 +44,6 @@ CODINGS = {"mp3": ("MP3", "MPEG_LAYER_III"), "flac": ("FLAC", "PCM_16"), "opus":
 STREAMED = ("pcm", "wav")  # sent while speaking, the others when all is spoken
 IGNORED = ("model", "instructions")  # that OpenAI's clients send as well
 CONSENT = "The person in the recording has agreed to this use of their voice."
-
-SAMPLES = 4  # recordings of the voice that are uploaded
-FIGURES = (  # of the record: name, section, key, and how it is written
-    ("recordings", "data", "hours", "{:.2f} hours"),
-    ("training steps", "train", "steps", "{:,}"),
-    ("character error rate", "eval", "cer", "{:.1%}"),
-    ("... of recordings", "eval", "cer_floor", "{:.1%}"),
-)
-SPACE_APP = '''"""A page that speaks with {name}."""
-
-from kit.extras.serve.recipe import serve
-
-serve(voice="{name}", host="0.0.0.0")
-'''
-MODEL_CARD = """---
-{header}
----
-
-# {name}
-
-Speakers: {speakers}.
-
-| what | figure |
-|---|---|
-{figures}
-{samples}## Use
-
-    python -m kit speak --voice hf://{repository} --text "..." --out speech.wav
-    python -m kit serve --voice hf://{repository}
-
-## Consent and intended use
-
-{consent}
-
-## Licence
-
-{licence}
-"""
-NOT_STATED = "To be filled in by the owner of the voice."
 
 
 class RequestError(KitError):
@@ -155,25 +105,50 @@ def make_app(speech: SpeechQueue, settings: GenerateConfig, name: str, api_key: 
     try:
         import gradio
         from starlette.applications import Starlette
-        from starlette.concurrency import run_in_threadpool
-        from starlette.requests import Request
-        from starlette.responses import JSONResponse, Response, StreamingResponse
         from starlette.routing import Route
     except ImportError as error:
         raise KitError(PACKAGES) from error
+    api = SpeechAPI(speech=speech, settings=settings, name=name, api_key=api_key)
+    app = Starlette(
+        routes=[
+            Route("/v1/audio/speech", api.create_speech, methods=["POST"]),
+            Route("/v1/audio/voices", api.list_voices),
+            Route("/v1/models", api.list_models),
+        ],
+        exception_handlers={KitError: error_response, RuntimeError: error_response},
+    )
+    login = {}
+    if api_key:
+        login["auth"] = lambda _user, password: api.is_key(password)
+        login["auth_message"] = "Any user name; the password is the API key."
+    return gradio.mount_gradio_app(app, page(speech, settings, name), path="/", **login)
 
-    def is_key(given: str) -> bool:
-        return hmac.compare_digest(given.encode(), api_key.encode())
 
-    def require_key(request: Request) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpeechAPI:
+    """The routes of OpenAI's API that speak with one voice. Each raises KitError for its client."""
+
+    speech: SpeechQueue
+    settings: GenerateConfig
+    name: str  # of the voice
+    api_key: str  # "": none
+
+    def is_key(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode(), self.api_key.encode())
+
+    def require_key(self, request) -> None:
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if api_key and not is_key(given):
+        if self.api_key and not self.is_key(given):
             raise RequestError("Wrong or missing API key.", status=401)
 
-    async def create_speech(request: Request) -> Response:
-        require_key(request)
+    async def create_speech(self, request):
+        from starlette.concurrency import run_in_threadpool
+        from starlette.responses import Response, StreamingResponse
+
+        self.require_key(request)
+        speech = self.speech
         body = await read_body(request)
-        text, speaker, config, format = parse_request(body, speech.speakers, settings)
+        text, speaker, config, format = parse_request(body, speech.speakers, self.settings)
         streamed = format in STREAMED
         job = await run_in_threadpool(submit, speech, text, speaker, config, streamed=streamed)
         rate = speech.voice.codec.sample_rate
@@ -184,40 +159,33 @@ def make_app(speech: SpeechQueue, settings: GenerateConfig, name: str, api_key: 
             return StreamingResponse(itertools.chain([first], chunks), **how)
         return Response(await run_in_threadpool(encode, job, format, rate), **how)
 
-    async def list_models(request: Request) -> Response:
-        require_key(request)
-        model = {"id": name, "object": "model", "created": 0, "owned_by": "voicekit"}
+    async def list_models(self, request):
+        from starlette.responses import JSONResponse
+
+        self.require_key(request)
+        model = {"id": self.name, "object": "model", "created": 0, "owned_by": "voicekit"}
         return JSONResponse({"object": "list", "data": [model]})
 
-    async def list_voices(request: Request) -> Response:
-        require_key(request)
-        return JSONResponse({"voices": speech.speakers})
+    async def list_voices(self, request):
+        from starlette.responses import JSONResponse
 
-    async def on_error(request: Request, error: Exception) -> Response:
-        # OpenAI's clients try again after 429 and all of 5xx.
-        status = 400 if isinstance(error, KitError) else 500
-        if isinstance(error, SpeechError):  # of the text
-            status = 422
-        status = getattr(error, "status", status)
-        kind = "invalid_request_error" if status < 429 else "server_error"
-        field = getattr(error, "field", "") or ("input" if status == 422 else None)
-        body = {"message": str(error), "type": kind, "param": field, "code": None}
-        headers = {"retry-after": "2"} if status == 429 else None
-        return JSONResponse({"error": body}, status, headers)
+        self.require_key(request)
+        return JSONResponse({"voices": self.speech.speakers})
 
-    app = Starlette(
-        routes=[
-            Route("/v1/audio/speech", create_speech, methods=["POST"]),
-            Route("/v1/audio/voices", list_voices),
-            Route("/v1/models", list_models),
-        ],
-        exception_handlers={KitError: on_error, RuntimeError: on_error},
-    )
-    login = {}
-    if api_key:
-        login["auth"] = lambda _user, password: is_key(password)
-        login["auth_message"] = "Any user name; the password is the API key."
-    return gradio.mount_gradio_app(app, page(speech, settings, name), path="/", **login)
+
+async def error_response(request, error: Exception):
+    """Return `error` as OpenAI's clients understand it; they try again after 429 and all of 5xx."""
+    from starlette.responses import JSONResponse
+
+    status = 400 if isinstance(error, KitError) else 500
+    if isinstance(error, SpeechError):  # of the text
+        status = 422
+    status = getattr(error, "status", status)
+    kind = "invalid_request_error" if status < 429 else "server_error"
+    field = getattr(error, "field", "") or ("input" if status == 422 else None)
+    body = {"message": str(error), "type": kind, "param": field, "code": None}
+    headers = {"retry-after": "2"} if status == 429 else None
+    return JSONResponse({"error": body}, status, headers)
 
 
 async def read_body(request) -> dict:
@@ -367,115 +335,3 @@ def page(speech: SpeechQueue, settings: GenerateConfig, name: str):
         how = {"api_name": "speak", "concurrency_limit": None}
         gradio.on([button.click, text.submit], speak, inputs, sound, **how)
     return blocks
-
-
-def push(
-    run: Run,
-    to: str = "",  # OWNER/NAME of the repository, yours; new ones are private
-    *,
-    public: bool = False,  # yes: make a new repository public (no)
-    license: str = "",  # of the voice, such as cc-by-4.0 (not stated)
-    consent: str = "",  # who spoke, and what they agreed to (not stated)
-    space: bool = False,  # yes: also upload a Space: a page that speaks (no)
-    install: str = "",  # for the Space: what pip installs, such as git+https://...
-) -> Result:
-    """Upload the exported voice of `run` to the repository `to` (OWNER/NAME).
-
-    `license` is an id of the hub, such as cc-by-4.0; `consent` says who spoke and what they agreed
-    to. `space` also uploads a page that speaks, as a Space of the same name, which installs the kit
-    by `pip install INSTALL`. A new repository is private unless `public`. Raises KitError if the
-    voice is missing or damaged, and if the hub refuses.
-    """
-    from huggingface_hub import HfApi
-
-    owner, _, name = to.removeprefix(HUB).partition("/")
-    if not owner or not name or "/" in name:
-        raise KitError(f"`to` is {to!r}: write OWNER/NAME, OWNER being your name on the hub.")
-    require_evaluated(run)
-    folder = current_export(run)
-    if space and not install:
-        raise KitError("A Space installs the kit: `install` names it, such as git+https://...")
-    load_export(folder)  # raises for a damaged one
-    api = HfApi(endpoint=endpoint())
-    repository = f"{owner}/{name}"
-    with tempfile.TemporaryDirectory() as temporary:
-        files = Path(temporary, "voice")
-        write_voice(run, folder, files, repository, license, consent)
-        upload(api, repository, files, public, "model")
-        if space:
-            page = Path(temporary, "space")
-            page.mkdir()
-            header = {"title": name, "sdk": "gradio", "app_file": "app.py"}
-            readme = f"---\n{yaml.safe_dump(header, sort_keys=False)}---\n"
-            (page / "README.md").write_text(readme, encoding="utf-8")
-            (page / "app.py").write_text(SPACE_APP.format(name=HUB + repository), encoding="utf-8")
-            (page / "requirements.txt").write_text(f"{install}\ngradio\n", encoding="utf-8")
-            upload(api, repository, page, public, "space")
-    return Result(line=f"The voice is at {api.endpoint}/{repository}")
-
-
-def upload(api, repository: str, folder: Path, public: bool, kind: str) -> None:
-    """Upload `folder` in one commit. Raises KitError with the hub's reason."""
-    how = {"space_sdk": "gradio"} if kind == "space" else {}
-    message = "Upload a voice" if kind == "model" else "Upload its page"
-    try:
-        api.create_repo(repository, private=not public, exist_ok=True, repo_type=kind, **how)
-        api.upload_folder(
-            repo_id=repository, folder_path=folder, repo_type=kind, commit_message=message
-        )
-    except Exception as error:  # of the library and below; they differ from version to version
-        raise KitError(
-            f"{repository} could not be uploaded to {api.endpoint} ({shorten(error, 300)}). Is "
-            "this machine online, and HF_TOKEN a token that may write?"
-        ) from error
-
-
-def write_voice(
-    run: Run, export: Path, folder: Path, repository: str, license: str, consent: str
-) -> None:
-    """Write the export with samples and a model card to the new `folder`."""
-    folder.mkdir()
-    for name in (*EXPORT_FILES, READER):
-        if (export / name).is_file():
-            shutil.copyfile(export / name, folder / name)
-    report = run.report()
-    played = ""
-    samples = [row for row in report.get("samples", []) if (run.folder / row["wav"]).is_file()]
-    for sample in samples[:SAMPLES]:
-        (folder / "samples").mkdir(exist_ok=True)
-        name = Path(sample["wav"]).name
-        shutil.copyfile(run.folder / sample["wav"], folder / "samples" / name)
-        source = f"https://huggingface.co/{repository}/resolve/main/samples/{name}"
-        played += f'{sample.get("text", "")}<br><audio controls src="{source}"></audio>\n\n'
-    card = read_card(export)
-    header = {"language": card.language}
-    header |= {"pipeline_tag": "text-to-speech", "library_name": "voicekit"}
-    base = report.get("start_from") or {}
-    inherited = card.licence or inherited_licence(run)
-    if inherited:
-        source = next((each for each in releases() if each.licence == inherited), None)
-        name, link = source.on_the_hub if source else ("", "")
-        header |= {"license": "other", "license_name": name or inherited}
-        header |= {"license_link": link} if link else {}
-        condition = f": {source.condition}" if source else ""
-        license = f"{inherited}, the licence of the base model{condition}."
-    elif license:
-        header["license"] = license
-    if "repository" in base.get("download", {}):
-        header["base_model"] = base["download"]["repository"]
-    figures = ""
-    for what, section, key, form in FIGURES:
-        value = report.get(section, {}).get(key)
-        if isinstance(value, int | float) and math.isfinite(value):
-            figures += f"| {what} | {form.format(value)} |\n"
-    text = MODEL_CARD.format(
-        header=yaml.safe_dump(header, allow_unicode=True, sort_keys=False).strip(),
-        name=repository.partition("/")[2],
-        speakers=", ".join(card.speakers),
-        figures=figures,
-        samples=played,
-        repository=repository,
-        consent=consent or NOT_STATED,
-        licence=license or NOT_STATED,
-    )
-    (folder / "README.md").write_text(text, encoding="utf-8")

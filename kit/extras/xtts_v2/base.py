@@ -47,7 +47,7 @@ given that licence, too.
 TEACH = """\
     # coqui-tts does not normalise texts in this language.
     from kit.extras.xtts_v2.tokenizer import teach_language
-    teach_language(model.tokenizer, "{language}")
+    teach_language(model.tokenizer, "{language}", {respell})
 """
 # Languages in which coqui-tts 0.28 normalises texts itself.
 CLEANED = "en es fr de it pt pl tr ru nl cs ar zh-cn ja hu ko hi".split()
@@ -89,7 +89,8 @@ def export_for_coqui(run: ActiveRun, voice: Voice, release: Path, weights: str) 
         vocabulary=load_vocabulary(run.folder / "tokenizer.model"),
     )
     save_xtts(tuned, folder, DTYPES[weights])
-    teach = "" if tag in CLEANED else TEACH.format(language=voice.language)
+    spelling = {"language": voice.language, "respell": voice.habits.respell}
+    teach = "" if tag in CLEANED else TEACH.format(**spelling)
     write_atomic(folder / "README.md", README.format(teach=teach, tag=tag))
     if (release / LICENCE_FILE).is_file():
         shutil.copyfile(release / LICENCE_FILE, folder / LICENCE_FILE)

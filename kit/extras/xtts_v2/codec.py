@@ -21,11 +21,11 @@ from kit.audio.codec import Codec, require_codes
 from kit.audio.fitting import FitSchedule
 from kit.audio.spectrogram import Mel, require_reference, triangles
 from kit.audio.vocoder import GriffinLim
-from kit.base.config import require, require_within
+from kit.base.config import require, require_within, within
 from kit.base.errors import KitError
 from kit.base.tensor_file import describe_mismatch, require_finite
 from kit.extras.xtts_v2 import vocoder
-from kit.extras.xtts_v2.model import MEL_STATS, SPEAKER, VOCODER, current_name
+from kit.extras.xtts_v2.tensor_names import MEL_STATS, SPEAKER, VOCODER
 from kit.settings import MelConfig
 
 # Of the log-mels of the DVAE and of the speaker conditioning, in samples.
@@ -68,7 +68,7 @@ class XTTSMelConfig(MelConfig):
     kind: str = "xtts"
     win_length: int = 1024  # samples of the window, centred in n_fft
     top_hz: int = 8000  # of the highest mel
-    mel_stats: tuple = ()  # each log-mel is divided by its own number of the release
+    mel_stats: tuple = within((), -1e4, 1e4)  # each log-mel is divided by its own number
 
     def __post_init__(self):
         super().__post_init__()
@@ -271,14 +271,8 @@ class XTTSCodec(nn.Module, Codec):
         if states is None and speaker is None:
             mel = vocoder.to_frames(self.dvae.decode(codes), first)
             return self.griffin_lim(self.magnitude(mel), vocoder.frames_of(first))
-        sizes = ((*codes.shape, self.state_width), (len(codes), self.speaker_width))
-        for name, tensor, size in zip(("states", "speaker"), (states, speaker), sizes):
-            shape = "missing" if tensor is None else tuple(tensor.shape)
-            if shape != size:
-                raise KitError(
-                    f"XTTS decodes states and a speaker: `{name}` must be {size} for these codes, "
-                    f"it is {shape}."
-                )
+        assert states.shape == (*codes.shape, self.state_width)
+        assert speaker.shape == (len(codes), self.speaker_width)
         return self.vocoder(states.to(device), speaker.to(device), first)
 
     def magnitude(self, mel: Tensor) -> Tensor:
@@ -371,12 +365,15 @@ def mel_stats_of(sound: dict[str, Tensor]) -> tuple[float, ...]:
 
 def fold_weight_norm(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Replace each pair of norms and directions by the weight (Salimans and Kingma 2016)."""
-    folded = {current_name(name): tensor for name, tensor in tensors.items()}
+    today = "parametrizations.weight.original"  # older names are weight_g and weight_v
+    folded = {}
+    for name, tensor in tensors.items():
+        name = name.replace("weight_g", f"{today}0").replace("weight_v", f"{today}1")
+        folded[name] = tensor
     for name in list(folded):
-        layer = name.removesuffix("parametrizations.weight.original1")
-        norms_name = f"{layer}parametrizations.weight.original0"
-        if layer != name and norms_name in folded:
-            norms = folded.pop(norms_name).float()
+        layer = name.removesuffix(f"{today}1")
+        if layer != name and f"{layer}{today}0" in folded:
+            norms = folded.pop(f"{layer}{today}0").float()
             v = folded.pop(name).float()
             folded[f"{layer}weight"] = v * (norms / v.flatten(1).norm(dim=1).view(norms.shape))
     return folded

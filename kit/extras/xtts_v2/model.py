@@ -9,7 +9,6 @@ import copy
 import dataclasses
 import errno
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from kit.base import files
 from kit.base.errors import KitError
-from kit.base.formatting import join_names, shorten
+from kit.base.formatting import shorten
 from kit.base.tensor_file import (
     checksum,
     describe_mismatch,
@@ -27,8 +26,20 @@ from kit.base.tensor_file import (
     require_finite,
 )
 from kit.base.torch_file import read_torch_file, require_backed
+from kit.extras.xtts_v2.tensor_names import (
+    DVAE,
+    INDEXTTS2_MARKS,
+    MEL_STATS,
+    SKIPPED,
+    SOUND,
+    TRAINER,
+    WRAPPERS,
+    empty_model,
+    from_released,
+    released_name,
+    to_released,
+)
 from kit.extras.xtts_v2.tokenizer import Vocabulary, load_vocabulary
-from kit.extras.xtts_v2.vocoder import HiFiGAN, SpeakerEncoder
 from kit.model.gpt import SpeechGPT
 from kit.settings import GPTConfig
 
@@ -82,17 +93,16 @@ class XTTS:
     sound: dict[str, Tensor]  # vocoder, speaker encoder, mel_stats, by the release's names
     dvae: dict[str, Tensor]  # of dvae.pth or a trainer's file; may be empty
     source: Provenance
-    notes: tuple[str, ...] = ()  # what was left out, filled in or looked odd
 
 
 def load_xtts(path: Path) -> XTTS:
     """Read the XTTS-v2 in the folder `path`, or with the weights in the file `path`.
 
     Raises KitError or DamagedFileError for files that are missing, damaged, of another version or
-    do not match.
+    do not match. Whether the tensors of `sound` do, `xtts_codec` says.
     """
-    file = _weights_file(Path(path))
-    tensors, stored_config, notes = _read_weights(file)
+    file = path if path.is_file() else path / WEIGHTS_FILE
+    tensors, stored_config = _read_weights(file)
     settings = _read_settings(file, stored_config)
     args = model_args(settings, file)
     vocabulary = load_vocabulary(file.parent / VOCABULARY_FILE)
@@ -100,11 +110,13 @@ def load_xtts(path: Path) -> XTTS:
     inside = [name for name in tensors if name.startswith(DVAE)]
     dvae = {name.removeprefix(DVAE): tensors.pop(name).clone() for name in inside}
     dvae = dvae or _read_dvae(file.parent)
-    notes += _fill_mel_stats(tensors, file.parent)
-    _require_tensors(tensors, gpt, args, file)
-    model = fill_module(empty_model(gpt), from_released(tensors, gpt), file)
-    sound = {name: t.clone() for name, t in tensors.items() if not name.startswith(GPT)}
+    stats = file.parent / MEL_STATS_FILE
+    if MEL_STATS not in tensors and stats.is_file():
+        tensors[MEL_STATS] = _copy_tensor(MEL_STATS, read_torch_file(stats), stats)
+    sound = {name: tensors[name].clone() for name in tensors if name.startswith(SOUND)}
     require_finite(sound, file)
+    others = {name: tensor for name, tensor in tensors.items() if name not in sound}
+    model = build_model(others, gpt, file, "XTTS-v2")
     return XTTS(
         model=model,
         config=settings,
@@ -112,8 +124,28 @@ def load_xtts(path: Path) -> XTTS:
         sound=sound,
         dvae=dvae,
         source=provenance(file, tensors),
-        notes=tuple(notes),
     )
+
+
+def build_model(
+    tensors: dict[str, Tensor],
+    config: GPTConfig,
+    file: Path,
+    release: str,
+    rename: Callable = released_name,
+) -> SpeechGPT:
+    """Return the model of `config` with the `tensors` of a release, in eval mode.
+
+    Raises KitError, naming them, for tensors that are missing, misshapen, unknown or not finite.
+    """
+    empty = empty_model(config)
+    problems = describe_mismatch(tensors, to_released(empty.state_dict(), rename))
+    if problems:
+        raise KitError(
+            f"{file} does not hold the {release} that its configuration describes; {problems}. "
+            "Take weights, configuration and vocabulary from one place."
+        )
+    return fill_module(empty, from_released(tensors, config, rename), file)
 
 
 def provenance(file: Path, tensors: dict[str, Tensor]) -> Provenance:
@@ -122,20 +154,8 @@ def provenance(file: Path, tensors: dict[str, Tensor]) -> Provenance:
     return Provenance(path=str(file), sha256=sha256, **known)
 
 
-def _weights_file(path: Path) -> Path:
-    if path.is_file():
-        return path
-    if not path.is_dir():
-        raise KitError(f"There is no {path}: name the folder of a release, or its {WEIGHTS_FILE}.")
-    if (path / WEIGHTS_FILE).is_file():
-        return path / WEIGHTS_FILE
-    others = sorted(p.name for p in path.glob("*.pth"))
-    hint = f" It has {', '.join(others)}: give the full path of the one you want." if others else ""
-    raise KitError(f"{path} has no {WEIGHTS_FILE}.{hint}")
-
-
-def _read_weights(file: Path) -> tuple[dict[str, Tensor], dict | None, list[str]]:
-    """Return tensors by the release's names, the configuration in the file if any, and notes."""
+def _read_weights(file: Path) -> tuple[dict[str, Tensor], dict | None]:
+    """Return tensors by the release's names, and the configuration in the file if any."""
     stored, config = _split_checkpoint(read_torch_file(file, CLASSES), file)
     if INDEXTTS2_MARKS.issubset(map(str, stored)):
         raise KitError(
@@ -143,17 +163,11 @@ def _read_weights(file: Path) -> tuple[dict[str, Tensor], dict | None, list[str]
             "config.yaml and its bpe.model, as BASE_MODEL."
         )
     tensors = {}
-    skipped = 0
     for name, value in stored.items():
         name = WRAPPERS.sub("", str(name)).removeprefix(TRAINER)
-        if SKIPPED.match(name):
-            skipped += 1
-            continue
-        if name in tensors:
-            raise KitError(f"{file} holds {name} twice, with and without `{TRAINER}` before it.")
-        tensors[name] = backed_tensor(name, value, file)
-    notes = [f"{skipped} tensors that only repeat others were left out"] if skipped else []
-    return tensors, config, notes
+        if not SKIPPED.match(name):
+            tensors[name] = backed_tensor(name, value, file)
+    return tensors, config
 
 
 def backed_tensor(name: str, value: object, file: Path, fault: str = "is damaged") -> Tensor:
@@ -188,16 +202,13 @@ def _read_settings(file: Path, stored_config: dict | None) -> dict:
             "from where the model was published."
         )
     try:
-        # As it will be saved.
-        text = beside.read_text(encoding="utf-8") if beside.is_file() else json.dumps(stored_config)
-        return json.loads(text)
-    except OSError as error:
-        raise KitError(f"{beside} cannot be read: {error.strerror}.") from error
-    except (ValueError, TypeError, RecursionError) as error:
-        source = beside if beside.is_file() else f"The configuration in {file}"
+        if beside.is_file():
+            return json.loads(beside.read_bytes())
+        return json.loads(json.dumps(stored_config))  # as it will be saved
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise KitError(
-            f"{source} is not valid JSON ({shorten(error)}): copy the release's {CONFIG_FILE} to "
-            f"{beside}."
+            f"The configuration of {file} cannot be read ({shorten(error)}): copy the release's "
+            f"{CONFIG_FILE} to {beside}."
         ) from error
 
 
@@ -211,54 +222,10 @@ def _read_dvae(folder: Path) -> dict[str, Tensor]:
     return {str(name): _copy_tensor(str(name), value, file) for name, value in content.items()}
 
 
-def _fill_mel_stats(tensors: dict[str, Tensor], folder: Path) -> list[str]:
-    """Take `mel_stats` from mel_stats.pth if the weights have none; return notes."""
-    file = folder / MEL_STATS_FILE
-    if not file.is_file():
-        return []
-    stats = _copy_tensor(MEL_STATS, read_torch_file(file), file)
-    own = tensors.get(MEL_STATS)
-    if own is None:
-        tensors[MEL_STATS] = stats
-        return [f"{MEL_STATS} was taken from {MEL_STATS_FILE}"]
-    if own.shape != stats.shape or not torch.allclose(own.float(), stats.float()):
-        return [f"{MEL_STATS_FILE} differs from {MEL_STATS} in the weights, which is used"]
-    return []
-
-
 def _copy_tensor(name: str, value: object, file: Path) -> Tensor:
     tensor = backed_tensor(name, value, file, "is of another kind").clone()
     require_finite({name: tensor}, file)
     return tensor
-
-
-def _require_tensors(tensors: dict[str, Tensor], gpt: GPTConfig, args: dict, file: Path) -> None:
-    """Raise KitError, naming them, for tensors that are missing, misshapen or unknown."""
-    renamed = {current_name(name): tensor for name, tensor in tensors.items()}
-    widths = {}
-    for field, name in SOUND_WIDTHS.items():
-        width = args.get(name)
-        if type(width) is not int:
-            continue
-        if not 1 <= width <= MAX_SOUND_WIDTH:
-            raise KitError(
-                f"The configuration of {file} has `model_args.{name}` = {width}, which must be "
-                f"between 1 and {MAX_SOUND_WIDTH}: copy config.json from the same place as the "
-                "weights."
-            )
-        widths[field] = width
-    expected = to_released(empty_model(gpt).state_dict())
-    expected |= sound_tensors(renamed, **widths)
-    problems = describe_mismatch(renamed, expected)
-    older = [name for name in tensors if name != current_name(name)]
-    twice = join_names([name for name in older if current_name(name) in tensors])
-    if twice:
-        problems = "; ".join(filter(None, (problems, f"twice, by an older name: {twice}")))
-    if problems:
-        raise KitError(
-            f"{file} does not hold the XTTS-v2 its configuration describes; {problems}. "
-            "Take weights, configuration and vocabulary from one place."
-        )
 
 
 # --- writing --------------------------------------------------------------------------------
@@ -269,11 +236,8 @@ def save_xtts(xtts: XTTS, folder: Path, dtype: torch.dtype = torch.float32) -> P
 
     Files: model.pth with the configuration, config.json, vocab.json byte for byte, mel_stats.pth,
     and dvae.pth if there was one; all appear at once. `dtype` is that of the GPT's weights. Raises
-    KitError for a model that coqui-tts could not build, and DiskError if there is no room.
+    KitError for weights that overflow it, and DiskError if there is no room.
     """
-    folder = Path(folder)
-    if folder.exists() and not folder.is_dir():
-        raise KitError(f"{folder} is a file: name a folder.")
     if folder.resolve() == Path(xtts.source.path).parent.resolve():
         raise KitError(f"{folder} holds what this model was read from: name another folder.")
     settings = copy.deepcopy(xtts.config)
@@ -282,8 +246,7 @@ def save_xtts(xtts: XTTS, folder: Path, dtype: torch.dtype = torch.float32) -> P
     tensors = {name: tensor.contiguous() for name, tensor in weights.items()} | xtts.sound
     files.make_folder(folder)
     files.require_disk(folder, sum(t.nbytes for t in (*tensors.values(), *xtts.dvae.values())))
-    # Older kits also wrote model.safetensors.
-    replaced = (MEL_STATS_FILE, DVAE_FILE, "model.safetensors", WEIGHTS_FILE)
+    replaced = (MEL_STATS_FILE, DVAE_FILE, WEIGHTS_FILE)
     with files.atomic_folder(folder, replaced) as new:
         write_torch(new / WEIGHTS_FILE, {"config": settings, "model": tensors})
         write_torch(new / MEL_STATS_FILE, tensors[MEL_STATS])
@@ -313,120 +276,6 @@ def write_torch(path: Path, value: object) -> None:
             raise OSError(errno.EIO, str(error)) from error
 
 
-# --- names and shapes ---------------------------------------------------------------------------
-#
-# The names are those that coqui-tts 0.28.0's `Xtts` loads strictly. Its GPT is the kit's own under
-# other names, with linear weights stored as (in, out), as in GPT-2.
-
-GPT = "gpt."
-VOCODER = "hifigan_decoder.waveform_decoder."
-SPEAKER = "hifigan_decoder.speaker_encoder."
-MEL_STATS = "mel_stats"
-DVAE = "dvae."
-# Put into names by DistributedDataParallel and by torch.compile.
-WRAPPERS = re.compile(r"\b(module|_orig_mod)\.")
-TRAINER = "xtts."  # precedes every name in a checkpoint of coqui-tts's trainer
-# Skipped: copies of weights made for inference, the trainer's spectrograms, and the constant
-# attention masks of older GPT-2s.
-SKIPPED = re.compile(
-    r"gpt\.gpt_inference\.|gpt\.gpt\.wte\.|torch_mel_spectrogram_|"
-    r"gpt\.gpt\.h\.\d+\.attn\.(masked_)?bias$"
-)
-
-# Layers of the emotion vector of an IndexTTS2 (or 2.5); no other model has both.
-INDEXTTS2_MARKS = {"emo_perceiver_encoder.latents", "emovec_layer.weight"}
-
-# Prefixes of names: the kit's, and the release's where it is another.
-_PREFIXES = {
-    "conditioner.init.": "conditioning_encoder.init.",
-    "conditioner.blocks.": "conditioning_encoder.attn.",
-    "conditioner.latents": "conditioning_perceiver.latents",
-    "conditioner.layers.": "conditioning_perceiver.layers.",
-    "conditioner.gamma": "conditioning_perceiver.norm.gamma",
-    "code_embedding.": "mel_embedding.",
-    "text_position.": "text_pos_embedding.emb.",
-    "code_position.": "mel_pos_embedding.emb.",
-    "code_head.": "mel_head.",
-}
-_PERCEIVER = {"to_q": "0.to_q", "to_kv": "0.to_kv", "to_out": "0.to_out"}
-_PERCEIVER |= {"ff_in": "1.0", "ff_out": "1.2"}
-_LINEAR = re.compile(r"gpt\.h\.\d+\.(attn|mlp)\.c_\w+\.weight")
-
-
-def released_name(name: str) -> str:
-    prefix = next((p for p in _PREFIXES if name.startswith(p)), "")
-    rest = name.removeprefix(prefix)
-    if prefix == "conditioner.layers.":
-        number, part, leaf = rest.split(".")
-        rest = f"{number}.{_PERCEIVER[part]}.{leaf}"
-    return GPT + _PREFIXES.get(prefix, "") + rest
-
-
-def _transposed(name: str, tensor: Tensor) -> Tensor:
-    return tensor.T if _LINEAR.fullmatch(name) else tensor
-
-
-def to_released(weights: dict[str, Tensor], rename: Callable = released_name) -> dict[str, Tensor]:
-    """Return a `SpeechGPT`'s state dict under the release's names; linear weights are views."""
-    return {rename(name): _transposed(name, tensor) for name, tensor in weights.items()}
-
-
-def from_released(
-    tensors: dict[str, Tensor], config: GPTConfig, rename: Callable = released_name
-) -> dict[str, Tensor]:
-    """Return the state dict of a `SpeechGPT` from a release's tensors; linear weights are views.
-
-    Raises KeyError for a missing tensor.
-    """
-    names = empty_model(config).state_dict()
-    return {name: _transposed(name, tensors[rename(name)]) for name in names}
-
-
-def empty_model(config: GPTConfig) -> SpeechGPT:
-    """Return a model on the meta device: a configuration may ask for any amount of memory."""
-    with torch.device("meta"):
-        return SpeechGPT(config)
-
-
-def sound_tensors(
-    tensors: dict[str, Tensor],
-    latent_width: int = 1024,
-    speaker_width: int = 512,
-    channels: int = 512,
-    filters: tuple[int, ...] = (32, 64, 128, 256),
-) -> dict[str, Tensor]:
-    """Return the tensors of the sound of a release, on the meta device.
-
-    The vocoder's `channels` and the speaker encoder's `filters`, which no configuration gives, are
-    those of `tensors`. A missing or impossible one keeps its default, and then does not match.
-    """
-    names = [f"{SPEAKER}layer{layer}.0.conv1.weight" for layer in range(1, 5)]
-    kernels = [tensors.get(name) for name in (f"{VOCODER}conv_pre.weight", *names)]
-    stored, *widths = (0 if t is None or not t.ndim else len(t) for t in kernels)
-    with torch.device("meta"):
-        vocoder = HiFiGAN(latent_width, speaker_width, stored if stored >= 16 else channels)
-        filters = tuple(widths) if min(widths) >= 8 else filters
-        speaker = SpeakerEncoder(filters, speaker_width=speaker_width)
-        expected = {MEL_STATS: torch.empty(80)}
-    for name, tensor in vocoder.state_dict().items():
-        layer, _, leaf = name.rpartition(".")
-        if leaf == "weight" and name.startswith(("ups.", "resblocks.")):
-            norms = tensor.flatten(1)[:, 0].view(-1, *[1] * (tensor.ndim - 1))
-            expected[f"{VOCODER}{layer}.parametrizations.weight.original0"] = norms
-            expected[f"{VOCODER}{layer}.parametrizations.weight.original1"] = tensor
-        else:
-            expected[VOCODER + name] = tensor
-    return expected | {SPEAKER + name: tensor for name, tensor in speaker.state_dict().items()}
-
-
-def current_name(name: str) -> str:
-    """Return `name` as torch calls it today: `weight_g` and `weight_v` are older names."""
-    for old, new in (("weight_g", "original0"), ("weight_v", "original1")):
-        if name.endswith(f".{old}"):
-            return f"{name.removesuffix(old)}parametrizations.weight.{new}"
-    return name
-
-
 # --- config.json --------------------------------------------------------------------------------
 
 # The GPT's sizes are in `model_args`, text ids in the vocabulary. These are constant in coqui-tts,
@@ -451,9 +300,6 @@ SIZES = {
     "max_text": "gpt_max_text_tokens",
     "max_code": "gpt_max_audio_tokens",
 }
-# {argument of `sound_tensors`: name in `model_args`}
-SOUND_WIDTHS = {"latent_width": "decoder_input_dim", "speaker_width": "d_vector_dim"}
-MAX_SOUND_WIDTH = 8192
 # Positions that coqui-tts adds to those of its configuration.
 EXTRA_POSITIONS = {"max_text": 2, "max_code": 3}
 
@@ -498,25 +344,9 @@ def gpt_config(args: dict, vocabulary: Vocabulary, file: Path) -> GPTConfig:
 
 
 def updated_config(gpt: GPTConfig, vocabulary: Vocabulary) -> dict:
-    """Return the `model_args` of a GPT. Raises KitError if coqui-tts cannot build it."""
-    for field, value in FIXED.items():
-        if getattr(gpt, field) != value:
-            raise KitError(
-                f"XTTS-v2 has {field} = {value}, this model {getattr(gpt, field)}: coqui-tts could "
-                "not load it. Export it as a voice of the kit."
-            )
-    if gpt.width < 65:
-        raise KitError(
-            f"coqui-tts normalises a width of {gpt.width} in fewer groups than the kit's 32: at "
-            "least 65 are needed. Export it as a voice of the kit."
-        )
+    """Return the `model_args` of a GPT that was trained with `vocabulary`."""
     size, start, stop = vocabulary.size, vocabulary.start, vocabulary.stop
-    if (gpt.text_vocab, gpt.start_text, gpt.stop_text) != (size, start, stop):
-        raise KitError(
-            f"The model has {gpt.text_vocab} text ids, START {gpt.start_text} and STOP "
-            f"{gpt.stop_text}, the vocabulary {size}, {start} and {stop}: use the vocabulary that "
-            "the model was trained with."
-        )
+    assert (gpt.text_vocab, gpt.start_text, gpt.stop_text) == (size, start, stop)
     args = {
         "gpt_number_text_tokens": size,
         "gpt_start_text_token": start,

@@ -16,6 +16,8 @@ from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import tokenizers
+
 from kit.base.errors import KitError, SpeechError
 from kit.base.files import write_atomic
 from kit.base.formatting import shorten
@@ -72,12 +74,6 @@ class Vocabulary:
 
 
 def load_vocabulary(path: Path) -> Vocabulary:
-    path = Path(path)
-    if not path.is_file():
-        raise KitError(
-            f"There is no {path}: copy vocab.json there from where the model was published, or "
-            "the one that it was trained with."
-        )
     data = path.read_bytes()
     try:
         return Vocabulary(data, read_ids(json.loads(data.decode("utf-8"))))
@@ -124,11 +120,11 @@ class XTTSTokenizer(BaseTokenizer):
 
     `pt-br` and `pt` share a tag.
     `tokenize` and growing do without the tag; `encode` needs it. Raises KitError for a file that is
-    missing, damaged or of another kind, SpeechError if the package tokenizers is missing.
+    damaged or of another kind.
     """
 
     def __init__(self, path: Path, language: str):
-        self.path = Path(path)
+        self.path = path
         self.language = language
         self.tag = tag_of(language)
         self.vocabulary = load_vocabulary(self.path)
@@ -194,11 +190,11 @@ class XTTSTokenizer(BaseTokenizer):
     def file_bytes(self) -> bytes:
         return self.vocabulary.data
 
-    def grow(self, lines: list[str], path: Path, pieces: int = PIECES) -> "XTTSTokenizer":
+    def grow(self, lines: list[str], path: Path) -> "XTTSTokenizer":
         """Write the vocabulary, extended by the tokens of `lines` (normalised), to `path`.
 
-        New are the language tag, all characters that it lacks, and up to `pieces` longer tokens,
-        seen 100 times. Raises SpeechError without text, or for letters that the release romanises.
+        New are the language tag, all characters that it lacks, and up to PIECES longer tokens, seen
+        100 times. Raises SpeechError without text, or for letters that the release romanises.
         """
         lines = [self.spell(line) for line in lines if line.strip()]
         if not lines:
@@ -212,7 +208,7 @@ class XTTSTokenizer(BaseTokenizer):
         with TemporaryDirectory(prefix="pieces-") as folder:
             spelling_all = _saved(described, Path(folder) / "vocab.json", self)
             words = _words(spelling_all, lines)
-        merges = learned_merges(words, pieces, set(described["model"]["vocab"]))
+        merges = learned_merges(words, PIECES, set(described["model"]["vocab"]))
         _add_pieces(described, ["".join(pair) for pair in merges])
         old_merges = described["model"]["merges"]
         as_lists = bool(old_merges) and isinstance(old_merges[0], list)
@@ -221,16 +217,16 @@ class XTTSTokenizer(BaseTokenizer):
         assert self.vocabulary.ids.items() <= grown.vocabulary.ids.items()
         return grown
 
-    def describe_growth(self, grown: "XTTSTokenizer", pieces: int = PIECES) -> str:
+    def describe_growth(self, grown: "XTTSTokenizer") -> str:
         new = [grown.piece(number) for number in range(self.vocab_size, grown.vocab_size)]
         tags = [piece for piece in new if TAG.fullmatch(piece)]
         letters = [piece for piece in new if len(piece) == 1]
         longer = len(new) - len(tags) - len(letters)
         line = f"{self.vocab_size} ids stay; new are {len(letters)} characters, {longer} longer "
         line += f"pieces and the tag {tags[0]}." if tags else "pieces."
-        if longer < pieces:
+        if longer < PIECES:
             line += (
-                f" {pieces} longer ones were requested, but further ones would occur fewer than "
+                f" There is room for {PIECES} longer ones, but further ones would occur fewer than "
                 f"{OFTEN} times in this text, too few to learn how they sound."
             )
         return line
@@ -253,7 +249,7 @@ def tag_of(language: str) -> str:
     return "zh-cn" if code == "zh" else code
 
 
-def teach_language(coqui, language: str) -> None:
+def teach_language(coqui, language: str, respell: bool = True) -> None:
     """Make coqui-tts's tokenizer `coqui` (an Xtts's `tokenizer`) accept texts in `language`.
 
     Without it, `encode` raises NotImplementedError for an unknown tag. `synthesize` also needs the
@@ -263,19 +259,13 @@ def teach_language(coqui, language: str) -> None:
     clean_known = coqui.preprocess_text
 
     def preprocess_text(txt: str, lang: str) -> str:
-        return normalize(txt, language) if lang == tag else clean_known(txt, lang)
+        return normalize(txt, language, respell) if lang == tag else clean_known(txt, lang)
 
     coqui.preprocess_text = preprocess_text
     coqui.char_limits[tag] = 250  # of a text, as coqui-tts sets it for unknown languages
 
 
 def _read(vocabulary: Vocabulary, path: Path):
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise SpeechError(
-            "XTTS vocabularies need the package tokenizers: pip install tokenizers."
-        ) from error
     model = json.loads(vocabulary.data)["model"]
     others = [name for name, value in _PLAIN_BPE.items() if (model.get(name) or value) != value]
     if others:
@@ -398,5 +388,5 @@ def _add_pieces(described: dict, pieces: list[str]) -> None:
 
 def _saved(described: dict, path: Path, base: XTTSTokenizer) -> XTTSTokenizer:
     read_ids(described)  # raises for ids that tokenizers would reject, before anything is written
-    write_atomic(Path(path), json.dumps(described, ensure_ascii=False, indent=2))
+    write_atomic(path, json.dumps(described, ensure_ascii=False, indent=2))
     return XTTSTokenizer(path, base.language)

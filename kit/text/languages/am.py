@@ -33,7 +33,6 @@ _FOLD.update(dict.fromkeys(map(ord, "ሃሓኃኻ"), "ሀ"))
 _FOLD.update(dict.fromkeys(map(ord, "ኣዓ"), "አ"))
 # Rounded letters for which today's writers put the plain ones (ጐንደር, ጎንደር), and twins of the rest.
 _FOLD.update({ord(v): k for v, k in zip("ቈኰጐኈቍኵጕኍሗሇሧ", "ቆኮጎሆቁኩጉሁኋኋሷ")})
-_FOLD[ord("'")] = " "
 
 # Short forms whose reading is settled; written with strokes here, with strokes or dots in text.
 # አ.አ. is missing: spelled this way it may be አዲስ አበባ or ዓመተ ዓለም.
@@ -98,9 +97,14 @@ _BEFORE = re.compile(r"(?<![^\W\d])[^\W\d]+(?=\d)")
 _NEXT = re.compile(rf"(\d)(?!{_ORDINAL}|{_ENDING}|{_THE}|{_DECADE})(?=[^\W\d])")
 
 
+def respell(text: str) -> str:
+    """`text` with one spelling per sound."""
+    return text.translate(_FOLD)
+
+
 def normalize(text: str) -> str:
     """`text` with one spelling per sound, and figures, numerals and short forms as words."""
-    text = text.translate(_FOLD)
+    text = respell(text).replace("'", " ")
     text = _NAME.sub(lambda m: f"{m[1]}{_NAME_HEADS[m[2]]} ", text)
     text = _HOUSE.sub(lambda m: f"{m[1]}{_HOUSES[m[2]]} ", text)
     text = _SHORT_FORM.sub(_expand, text)

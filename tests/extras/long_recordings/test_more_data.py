@@ -16,9 +16,10 @@ from kit.audio.clip import load_wave
 from kit.audio.recognizer import Recognizer, alphabet_of, save_recognizer
 from kit.base.errors import DatasetError, KitError
 from kit.dataset.checks import check_dataset
-from kit.dataset.transcripts import read_texts, read_transcripts, save_text
+from kit.dataset.tables import read_texts
 from kit.extras.long_recordings import recipe as more_data
 from kit.extras.long_recordings.recipe import CUTS, LongRecordings, MoreText, proofread, transcribe
+from kit.extras.long_recordings.transcripts import read_transcripts, save_text
 from kit.extras.whisper.recognizer import RATE_HZ, Transcript, WhisperRecognizer
 from kit.recipes.start import start
 from kit.settings import ManifestConfig, RecognizerConfig, TokenizerConfig

@@ -12,7 +12,7 @@ from hub import COMMIT, serving
 from kit.__main__ import main
 from kit.base.errors import KitError
 from kit.base.run import Run
-from kit.extras.serve.recipe import push
+from kit.extras.serve.hub import push
 from kit.inference.export import CARD, export_voice, load_export
 from kit.recipes.base_model import voice_folder
 from kit.recipes.exports import made_from

@@ -23,12 +23,12 @@ def whisper(alphabet: str = ALPHABET, language: str = "ru") -> WhisperRecognizer
     return WhisperRecognizer("nowhere", language, alphabet, "0" * 64)
 
 
-def output_of(text: str, seconds: float = 2.0) -> RecognizerOutput:
-    """The output of Whisper for `text`, its characters evenly over so many seconds."""
+def output_of(text: str) -> RecognizerOutput:
+    """The output of Whisper for `text`, its characters evenly over two seconds."""
     ids = [ALPHABET.index(char) + 1 for char in text]
-    times = [0.3 + i * seconds / len(ids) for i in range(len(ids))]
+    times = [0.3 + i * 2.0 / len(ids) for i in range(len(ids))]
     loud = torch.zeros(FRAMES)
-    loud[15 : 15 + round(seconds / FRAME_S)] = 5
+    loud[15 : 15 + round(2.0 / FRAME_S)] = 5
     return RecognizerOutput(log_probs=emissions(ids, times, FRAMES, len(ALPHABET)), loudness=loud)
 
 

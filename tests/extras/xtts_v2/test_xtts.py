@@ -16,10 +16,10 @@ from helpers import GPT, random_rows
 from released_xtts import TINY, random_model, settings, tensors_of, write_tensors
 
 from kit.base.errors import DamagedFileError, DiskError, KitError
-from kit.extras.xtts_v2 import model as xtts_v2
+from kit.extras.xtts_v2.codec import xtts_codec
 from kit.extras.xtts_v2.model import load_xtts, save_xtts
+from kit.extras.xtts_v2.tensor_names import from_released, released_name, to_released
 from kit.inference.generate import generate
-from kit.model.gpt import SpeechGPT
 from kit.model.sequence import pack
 from kit.settings import GenerateConfig
 
@@ -58,10 +58,10 @@ def test_names_and_layouts_are_the_releases():
         "code_position.weight": "mel_pos_embedding.emb.weight",
         "code_head.bias": "mel_head.bias",
     }
-    assert all(xtts_v2.released_name(name) == f"gpt.{names[name]}" for name in names)
-    released = xtts_v2.to_released(weights)
+    assert all(released_name(name) == f"gpt.{names[name]}" for name in names)
+    released = to_released(weights)
     assert len(released) == len(weights)
-    require_equal(xtts_v2.from_released(released, TINY), weights)
+    require_equal(from_released(released, TINY), weights)
     in_by_out = {"gpt.h.0.attn.c_attn": (96, 288), "gpt.h.0.mlp.c_fc": (96, 384)}
     for name, shape in (in_by_out | {"text_head": (41, 96)}).items():
         assert released[f"gpt.{name}.weight"].shape == shape
@@ -75,7 +75,7 @@ def test_a_release_is_read(release, tensors):
     require_equal(xtts.dvae, released_xtts.random_dvae())
     assert xtts.config == settings()
     assert len(xtts.vocabulary.ids) == released_xtts.SIZE - len(released_xtts.HOLES)
-    assert xtts.notes == () and xtts.source.release == ""
+    assert xtts.source.release == ""
     assert xtts.source.path == str(release / "model.pth")
 
 
@@ -92,7 +92,6 @@ def test_a_trainers_checkpoint_is_read(folder, tensors):
     xtts = load_xtts(write_tensors(folder, whole, "best_model_7.pth", **more))
     require_equal(xtts.model.state_dict(), random_model().state_dict())
     assert xtts.dvae["codebook.embed"].tolist() == [[3, 3], [3, 3]], "its own, not dvae.pth's"
-    assert xtts.notes == ("6 tensors that only repeat others were left out",)
     assert xtts.source.tensors_sha256 == load_xtts(folder).source.tensors_sha256
 
 
@@ -112,18 +111,18 @@ def test_the_older_names_of_weight_normalisation_are_read_and_kept(folder, tenso
     assert older.keys() != tensors.keys()
     read = load_xtts(write_tensors(folder, older))
     assert read.sound.keys() == {n for n in older if not n.startswith("gpt.")}
-    both = older | {name: t for name, t in tensors.items() if name.endswith(f"{today}0")}
-    with pytest.raises(KitError, match=r"twice, by an older name: .*weight_g"):
-        load_xtts(write_tensors(folder, both))
+    todays = load_xtts(write_tensors(folder, tensors))
+    codecs = [xtts_codec(each.sound, each.dvae, each.config) for each in (read, todays)]
+    require_equal(*(codec.state_dict() for codec in codecs))
 
 
 def test_mel_stats_may_be_beside_the_weights(folder, tensors):
     xtts = load_xtts(write_tensors(folder, spoilt(tensors, "mel_stats", None)))
     assert torch.equal(xtts.sound["mel_stats"], tensors["mel_stats"])
-    assert xtts.notes == ("mel_stats was taken from mel_stats.pth",)
     write_tensors(folder, tensors)
     torch.save(torch.ones(80), folder / "mel_stats.pth")
-    assert "mel_stats.pth differs" in load_xtts(folder).notes[0]
+    own = load_xtts(folder).sound["mel_stats"]
+    assert torch.equal(own, tensors["mel_stats"]), "those of the weights come first"
 
 
 def test_text_ids_are_those_of_the_vocabulary(folder):
@@ -147,12 +146,9 @@ NAN = float("nan")
 H = "gpt.gpt.h."
 WRONG_TENSORS = {
     "missing: gpt.gpt.h.1.ln_1.weight, .* and 7 more": (f"{H}1.", None),
-    "missing: mel_stats": ("mel_stats", None),
     r"c_fc.weight \(384, 96\), not \(96, 384\)": (f"{H}0.mlp.c_fc.weight", torch.zeros(384, 96)),
     "unknown: decoder.wings": ("decoder.wings", torch.zeros(2)),
-    "mel_stats torch.int64": ("mel_stats", torch.ones(80).long()),
     "final_norm.weight is not finite": ("gpt.final_norm.weight", torch.ones(96) * NAN),
-    "text_head.bias twice": ("xtts.gpt.text_head.bias", torch.zeros(41)),
     "its file holds less": ("mel_stats", torch.ones(1).expand(80)),
     "no plain tensor": ("mel_stats", torch.ones(80).to_sparse()),
 }
@@ -176,8 +172,7 @@ def test_every_tensor_is_accounted_for(message, folder, tensors):
         ({"gpt_n_heads": 5}, r"GPTConfig\.width = 96"),
         ({"gpt_layers": 10**9}, r"GPTConfig\.layers"),
         ({"gpt_num_audio_tokens": 40}, r"gpt\.mel_embedding\.weight \(34, 96\), not"),
-        ({"d_vector_dim": 10**30}, "d_vector_dim` = 10{30}"),
-        (b"{", "not valid JSON"),
+        (b"{", r"cannot be read .*copy the release's config\.json"),
         (b'{"model": "vits", "model_args": {}}', "is not XTTS's"),
     ],
 )
@@ -197,8 +192,9 @@ class Calls:
 
 
 @pytest.mark.parametrize("name", ["model.pth", "dvae.pth", "mel_stats.pth"])
-def test_a_hostile_file_is_refused_and_runs_nothing(name, folder, monkeypatch):
+def test_a_hostile_file_is_refused_and_runs_nothing(name, folder, tensors, monkeypatch):
     monkeypatch.chdir(folder)
+    write_tensors(folder, spoilt(tensors, "mel_stats", None))  # mel_stats.pth is read where needed
     torch.save({"config": Calls(), "model": {"mel_stats": torch.ones(80)}}, folder / name)
     with pytest.raises(DamagedFileError, match=rf"{name} is not read: it asks for `\w+.mkdir`"):
         load_xtts(folder)
@@ -219,11 +215,6 @@ def test_other_and_missing_files_are_named(folder):
         torch.save(content, folder / name)
         with pytest.raises(KitError, match=message):
             load_xtts(folder)
-    with pytest.raises(KitError, match=r"There is no .*nowhere: name the folder of a release"):
-        load_xtts(folder / "nowhere")
-    (folder / "model.pth").rename(folder / "best_model_7.pth")
-    with pytest.raises(KitError, match=r"has no model\.pth\. It has best_"):
-        load_xtts(folder)
 
 
 def test_what_is_saved_is_what_was_read(release, tensors, tmp_path):
@@ -231,7 +222,7 @@ def test_what_is_saved_is_what_was_read(release, tensors, tmp_path):
     again = load_xtts(save_xtts(xtts, tmp_path / "new"))
     require_equal(tensors_of(tmp_path / "new"), tensors)
     require_equal(again.dvae, xtts.dvae)
-    assert again.model.config == xtts.model.config and again.notes == ()
+    assert again.model.config == xtts.model.config
     assert (tmp_path / "new" / "vocab.json").read_bytes() == xtts.vocabulary.data
     assert again.config["temperature"] == 0.75, "what the GPT's sizes do not touch stays"
     config = dataclasses.replace(TINY, max_text=48)
@@ -249,21 +240,6 @@ def test_half_precision_is_the_gpts_alone_and_is_read_as_fp32(release, tmp_path)
     require_equal(read, random_model().half().float().state_dict())
 
 
-@pytest.mark.parametrize(
-    ("over", "message"),
-    [
-        ({"latents": 8}, "latents = 32, this model 8"),
-        ({"width": 64, "heads": 2}, "at least 65"),
-        ({"text_vocab": 50}, "50 text ids"),
-    ],
-)
-def test_a_model_that_coqui_could_not_build_is_reported(over, message, release, tmp_path):
-    model = SpeechGPT(dataclasses.replace(TINY, **over))
-    with pytest.raises(KitError, match=message):
-        save_xtts(dataclasses.replace(load_xtts(release), model=model), tmp_path / "new")
-    assert not (tmp_path / "new").exists()
-
-
 def test_an_export_neither_overwrites_what_was_read_nor_leaves_half(folder, tmp_path, monkeypatch):
     xtts = load_xtts(folder)
     with pytest.raises(KitError, match="was read from"):
@@ -272,7 +248,7 @@ def test_an_export_neither_overwrites_what_was_read_nor_leaves_half(folder, tmp_
     before = {file.name: file.read_bytes() for file in new.iterdir()}
     full = RuntimeError("PytorchStreamWriter failed writing file data/3: file write failed")
     monkeypatch.setattr(torch, "save", Mock(side_effect=full))
-    with pytest.raises(DiskError, match="could not write"):
+    with pytest.raises(DiskError, match=r"could not write .*see whether the disk is sound"):
         save_xtts(dataclasses.replace(xtts, model=random_model(seed=5)), new)
     assert {file.name: file.read_bytes() for file in new.iterdir()} == before
 
@@ -285,19 +261,6 @@ def test_what_was_read_trains_and_speaks(release):
     assert all(p.grad is not None for p in model.parameters())
     spoken = generate(model.eval(), texts, mels, GenerateConfig(temperature=0, exact_codes=5))
     assert all(len(row.codes) == 5 for row in spoken)
-
-
-def test_a_write_that_fails_leaves_what_was_there(release, tmp_path, monkeypatch):
-    xtts = load_xtts(release)
-    folder = save_xtts(xtts, tmp_path / "new")
-    before = {file.name: file.read_bytes() for file in folder.iterdir()}
-    other = dataclasses.replace(xtts, model=random_model(seed=5))
-
-    full = RuntimeError("PytorchStreamWriter failed writing file data/3: file write failed")
-    monkeypatch.setattr(torch, "save", Mock(side_effect=full))
-    with pytest.raises(DiskError, match=r"could not write .*see whether the disk is sound"):
-        save_xtts(other, folder)
-    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
 
 
 def test_an_export_over_another_removes_its_files(release, tmp_path):

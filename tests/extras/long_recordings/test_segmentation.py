@@ -13,19 +13,29 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from folders import contents
 from helpers import EAR, few_words, start_and_kill
 from tones import LETTERS, RATE, ToneRecognizer, noisy, say, silence
 
 from kit.audio import recognizer as recognition
 from kit.audio.spectrogram import Mel
 from kit.base.errors import DatasetError
-from kit.dataset import alignment, segmentation
-from kit.dataset.alignment import AlignedToken, Pause, Token, read_tokens, split_phrases
 from kit.dataset.data_report import DataReport, refuse
 from kit.dataset.layouts import read_dataset
 from kit.dataset.manifest import Utterance
-from kit.dataset.segmentation import SegmentConfig, Segmenter, find_recordings, plan_segments
+from kit.extras.long_recordings import alignment, segmentation
+from kit.extras.long_recordings.alignment import (
+    AlignedToken,
+    Pause,
+    Token,
+    read_tokens,
+    split_phrases,
+)
+from kit.extras.long_recordings.segmentation import (
+    SegmentConfig,
+    Segmenter,
+    find_recordings,
+    plan_segments,
+)
 from kit.settings import ManifestConfig, RecognizerConfig
 
 HEAR = ToneRecognizer().eval()
@@ -82,6 +92,12 @@ def cut(tmp_path: Path, into: str = "out", cutter: Segmenter = CUTTER, **options
     losses = cutter.segment_folder(tmp_path / "in", tmp_path / into, **options)
     lines = (tmp_path / into / "metadata.csv").read_text(encoding="utf-8").splitlines()
     return [line.split("|") for line in lines], losses
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The bytes of each file that is not hidden, by its path in `folder`."""
+    files = (p for p in folder.rglob("*") if p.is_file() and not p.name.startswith("."))
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in files}
 
 
 def lost_seconds(losses: list) -> float:

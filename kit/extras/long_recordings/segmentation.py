@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from kit.audio.container import SUFFIXES, duration_s
@@ -18,9 +19,9 @@ from kit.base import files
 from kit.base.config import require, require_within
 from kit.base.errors import DatasetError
 from kit.base.formatting import non_utf8_problem
-from kit.dataset import alignment
-from kit.dataset.alignment import AlignedToken, Pause, Token, WindowReader
 from kit.dataset.manifest import Utterance, write_lines
+from kit.extras.long_recordings import alignment
+from kit.extras.long_recordings.alignment import AlignedToken, Pause, Token, WindowReader
 
 EDGE_S = 0.1  # a boundary this near to an end of the recording needs no pause
 NEAR_S = 0.4  # a pause further from a word has something else in between
@@ -254,20 +255,11 @@ def seconds_of(audio: Path) -> float:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LongRecording:
-    audio: Path
-    seconds: float
-    name: str  # prefix of its clips
-    text: str | None  # None: that of the .txt beside it
-    result_file: Path  # it is written once all clips are there
-    key: str  # changes with the recording, its transcript, the recogniser and the settings
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Segmenter:
     recognizer: SpeechRecognizer
     cuts: SegmentConfig
     language: str
+    respell: bool = True  # see kit/text/normalize.py
 
     def segment_folder(
         self, folder: Path, into: Path, progress: Callable = lambda *_: None
@@ -307,60 +299,48 @@ class Segmenter:
             for clip in result["rows"]:
                 audio = clips / "wavs" / f"{clip['id']}.wav"
                 clip_id = f"{row.id}_{clip['id'].rpartition('_')[2]}"
-                values = {"id": clip_id, "audio": str(audio), "text": clip["text"]}
+                values = {"id": clip_id, "audio": str(audio), "text": clip["text"], "written": ""}
                 utterances.append(dataclasses.replace(row, **values, seconds=seconds_of(audio)))
         return utterances
 
     def _segment(self, sources: list[tuple], into: Path, progress: Callable) -> list[dict]:
         """Write the clips of (audio, name, text) to `into`/wavs; return rows and losses of each."""
-        settings = (self.recognizer.fingerprint(), self.cuts, self.language)
-        recordings = []
-        for audio, name, text in sources:
-            content = file_state(audio.with_suffix(".txt")) if text is None else text
-            recording = LongRecording(
-                audio=audio,
-                seconds=seconds_of(audio),
-                name=name,
-                text=text,
-                result_file=into / "cut" / f"{name}.json",
-                key=files.digest(name, file_state(audio), content, *settings),
-            )
-            recordings.append(recording)
         files.make_folder(into / "wavs")
-        files.require_disk(into, sum(recording.audio.stat().st_size for recording in recordings))
-        todo = [r for r in recordings if files.read_result(r.result_file, r.key) is None]
-        total_s = sum(recording.seconds for recording in recordings) or 1.0  # none is readable
-        left_s = sum(recording.seconds for recording in todo)
-        if left_s < total_s:
-            progress(total_s - left_s, total_s)
+        files.require_disk(into, sum(audio.stat().st_size for audio, _, _ in sources))
+        seconds = [seconds_of(audio) for audio, _, _ in sources]
+        total_s = sum(seconds) or 1.0  # none is readable
+        results = []
+        for number, (audio, name, text) in enumerate(sources):
+            before_s = sum(seconds[:number])
+            content = file_state(audio.with_suffix(".txt")) if text is None else text
+            settings = (self.recognizer.fingerprint(), self.cuts, self.language, self.respell)
+            key = files.digest(name, file_state(audio), content, *settings)
 
-        def segment(recording: LongRecording, before_s: float) -> None:
-            def report(now_s: float, _total_s: float) -> None:
-                if now_s < recording.seconds:  # the end is reported once the clips are written
+            def report(now_s: float, own_s: float, before_s: float = before_s) -> None:
+                if now_s < own_s:  # the end is reported once the clips are written
                     progress(before_s + now_s, total_s)
 
-            result = self._segment_one(recording, into / "wavs", report)
-            files.save_result(recording.result_file, recording.key, result)
+            make = partial(self._segment_one, audio, name, text, into / "wavs", report)
+            results.append(files.cached_result(into / "cut" / f"{name}.json", key, make))
+            progress(total_s if number + 1 == len(sources) else before_s + seconds[number], total_s)
+        return results
 
-        for recording in todo:
-            segment(recording, total_s - left_s)
-            left_s -= recording.seconds
-            progress(total_s if recording is todo[-1] else total_s - left_s, total_s)
-        return [files.read_result(r.result_file, r.key) for r in recordings]
+    def _segment_one(
+        self, audio: Path, name: str, text: str | None, wavs: Path, progress: Callable
+    ) -> dict:
+        """Write the clips of one recording to `wavs`; return table rows and losses.
 
-    def _segment_one(self, recording: LongRecording, wavs: Path, progress: Callable) -> dict:
-        """Write the clips of one recording to `wavs`; return table rows and losses."""
-        audio = recording.audio
-        for leftover in wavs.glob(f"{recording.name}_[0-9][0-9][0-9][0-9].wav"):
+        A `text` of None is that of the .txt beside it.
+        """
+        for leftover in wavs.glob(f"{name}_[0-9][0-9][0-9][0-9].wav"):
             leftover.unlink()  # of other settings, or an interrupted call
         rows = []
         with contextlib.ExitStack() as stack:
             try:
-                text = recording.text
                 if text is None:
                     text = _read_transcript(audio.with_suffix(".txt"))
                 reader = stack.enter_context(WindowReader(audio, self.recognizer))
-                tokens = alignment.read_tokens(text, self.recognizer, self.language)
+                tokens = alignment.read_tokens(text, self.recognizer, self.language, self.respell)
                 aligned = alignment.LongAligner(reader, tokens).run(progress)
                 clips, losses = plan_segments(aligned, tokens, reader.total_s, self.cuts)
                 losses += missing_audio(reader)
@@ -370,7 +350,7 @@ class Segmenter:
                 clips = []
                 losses = [Span(start_s=0.0, end_s=seconds_of(audio), reason=str(error))]
             for number, clip in enumerate(clips, 1):
-                clip_id = f"{recording.name}_{number:04d}"
+                clip_id = f"{name}_{number:04d}"
                 rows.append({"id": clip_id, "text": clip.text, "seconds": clip.seconds})
                 # No fsync for each of a thousand clips: they count once the result file lists them.
                 path = wavs / f"{clip_id}.wav"
@@ -378,10 +358,16 @@ class Segmenter:
                     wave = reader.samples_of(clip.start_s, clip.end_s)
                     path.write_bytes(files.encode_wav(wave, reader.rate))
         kept = ("start_s", "end_s", "reason")
-        unused = [
-            {"file": audio.name} | {name: vars(span)[name] for name in kept} for span in losses
-        ]
+        unused = [{key: vars(span)[key] for key in kept} for span in losses]
         return {"rows": rows, "losses": unused}
+
+
+def new_segmenter(
+    recognizer: SpeechRecognizer, language: str, max_s: float, respell: bool = True
+) -> Segmenter:
+    """Return what cuts recordings into clips of at most `max_s` seconds."""
+    cuts = SegmentConfig(max_s=max_s)
+    return Segmenter(recognizer=recognizer, cuts=cuts, language=language, respell=respell)
 
 
 def file_state(path: Path) -> tuple:

@@ -10,27 +10,11 @@ from pathlib import Path
 
 from kit.base.errors import DatasetError
 from kit.base.files import append_lines, write_atomic
-from kit.base.formatting import non_utf8_problem, shorten
 from kit.base.lock import held
-from kit.dataset.tables import iter_lines
+from kit.dataset.tables import iter_lines, read_texts
 
 COLUMNS = ("id", "text", "confidence", "start_s", "end_s", "source")
 LOCK_WAIT_S = 20.0
-
-
-def read_texts(out: Path) -> dict[str, str]:
-    """Return {id: text} of metadata.csv, in its order. Raises DatasetError for a damaged line."""
-    path = Path(out) / "metadata.csv"
-    rows: dict[str, str] = {}
-    for number, line in enumerate(iter_lines(path) if path.is_file() else [], 1):
-        name, bar, text = line.strip().partition("|")
-        if not line.strip():
-            continue
-        if not (name and bar) or non_utf8_problem(line):
-            problem = non_utf8_problem(line) or f"got {shorten(line.strip(), 60)}"
-            raise DatasetError(f"{path}, line {number}: expected `id|text` in UTF-8, {problem}.")
-        rows[name] = text
-    return rows
 
 
 def read_transcripts(out: Path) -> dict[str, dict]:
