@@ -26,7 +26,7 @@ export GOMP_SPINCOUNT := 10000
 export PYTHONPATH := $(CURDIR)
 export JUPYTER_PREFER_ENV_PATH := 1
 
-.PHONY: help demo voice corpus-ru real lab address test test-oldest test-plain-cpu test-browser \
+.PHONY: help demo voice corpus-ru real hear lab address test test-oldest test-plain-cpu test-browser \
   test-colab test-indextts2 bench-indextts2 test-serve test-xtts judges test-judges test-matrix bench-data bench-train bench-infer bench-ranks \
   check-gpu gpu-page gpu-wheels gpu-run test-gpu-session lint clean
 .NOTPARALLEL:
@@ -137,6 +137,9 @@ corpus-ru: $(STAMP)  ## Russian recordings to try the kit with: [PACKAGE=festvox
 real: corpus-ru  ## train a voice on them, in runs/real: [BASE_MODEL= PRESET= PACKAGE=]
 	@$(MAKE) --no-print-directory voice DATA="$(CORPUS_RU)" LANGUAGE=ru \
 	  RUN="$(if $(filter file,$(origin RUN)),real,$(RUN))"
+
+hear: $(STAMP)  ## hear the voice that comes with the kit, in Amharic: [TEXT=]
+	@$(BIN)/python -m kit speak --voice sample --text "$(or $(TEXT),ትናንት እናቴ ከገበያ ትኩስ ዳቦ ገዛች)"
 
 lab: $(STAMP)  ## open JupyterLab with the first notebook
 	@$(BIN)/jupyter lab --LabApp.default_url=/lab/tree/notebooks/00_setup.ipynb $(ARGS)

@@ -128,8 +128,8 @@ def export_voice(
     """Write `voice` to `folder`, the GPT's weights as fp32, fp16, bf16 or int8.
 
     int8 quantises the linear layers of trunk and heads as `linear_formats.int8` does; the rest is
-    fp16, the codec, too. `sampling` are the recommended settings (None: the defaults), `licence` that of the base
-    model, if it binds this voice, too. An existing README.md stays.
+    fp16, the codec, too. `sampling` are the recommended settings (None: the defaults), `licence`
+    that of the base model, if it binds this voice, too. An existing README.md stays.
     Raises SpeechError for an unknown format, weights that overflow it, and if `folder` is a file.
     """
     folder = Path(folder)

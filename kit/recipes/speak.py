@@ -28,7 +28,7 @@ from kit.inference.voice_files import load_voice
 from kit.notebook.plots import mel_picture
 from kit.notebook.result import Result, Sound, players_of
 from kit.notebook.speech_panels import SpeakPanel, show_download_button, zip_folder
-from kit.recipes.base_model import release_in, voice_folder
+from kit.recipes.base_model import SAMPLE, release_in, voice_folder
 from kit.recipes.exports import chosen_weights, current_export, write_export
 from kit.recipes.open_run import ActiveRun, sampling_of
 from kit.recipes.speak_file import speak_file
@@ -352,9 +352,7 @@ def speak(
         yield written(Result(line=text, sounds=sounds), out or Path("spoken.wav"))
         return
     if voice:
-        folder = voice_folder(voice)
-        spoken_by = load_export(folder, detect().device)
-        settings = read_card(folder).settings
+        spoken_by, settings = load_exported(voice)
     else:
         speaking = Speaking(run)
         spoken_by, settings = speaking.voice_in(dtype), speaking.sampling
@@ -366,6 +364,19 @@ def speak(
     speech = spoken_by.speak([text], speaker or spoken_by.speakers[0], settings)[0]
     result = spoken_result(spoken_by, speech, settings)
     yield written(result, out or (Path("spoken.wav") if voice else run.path("spoken.wav")))
+
+
+def load_exported(voice: str) -> tuple[Voice, GenerateConfig]:
+    """Return the exported `voice`, as `voice_folder` takes it, and its own sampling settings."""
+    folder = voice_folder(voice)
+    return load_export(folder, detect().device), read_card(folder).settings
+
+
+def say_sample(text: str = BREAD) -> Result:
+    """Say `text`, in Amharic, in the voice that comes with the kit."""
+    voice, sampling = load_exported(SAMPLE)
+    speech = voice.speak([text], voice.speakers[0], sampling)[0]
+    return spoken_result(voice, speech, sampling)
 
 
 def written(result: Result, path: Path) -> Result:
