@@ -21,9 +21,10 @@ from kit.inference.export import load_export, read_card
 from kit.inference.voice import Speech, Voice
 from kit.model.weights import WEIGHTS
 from kit.notebook.result import Result, Sound
+from kit.recipes.base_model import SAMPLE, voice_folder
 from kit.recipes.exports import chosen_weights, current_export
 from kit.recipes.open_run import ActiveRun
-from kit.recipes.speak import BREAD, SOUND_FILES, Speaking, speak, written
+from kit.recipes.speak import BREAD, SOUND_FILES, Speaking, say_sample, speak, written
 from kit.recipes.speak_file import speak_file
 from kit.recipes.speaking_costs import STEPS
 from kit.settings import GenerateConfig
@@ -332,3 +333,11 @@ def test_chosen_weights_that_are_gone_are_not_spoken_with(active_run, tmp_path):
     assert chosen_weights(run) == "ema"
     (run.folder / "model-ema.safetensors").unlink()  # as training further without an average does
     assert chosen_weights(run) == "raw"
+
+
+def test_the_voice_that_comes_with_the_kit_speaks_before_anything_is_trained():
+    result = say_sample()
+    seconds = len(result.sounds[0].wave) / result.sounds[0].sample_rate_hz
+    assert 1.5 < seconds < 4 and "cut" not in result.line
+    folder = voice_folder(SAMPLE)
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 6e6

@@ -1,4 +1,4 @@
-"""Write the voice of a run to configs/sample, in int8: `python tests/tools/sample_voice.py demo`."""
+"""Write the voice of a run to configs/sample, in int8: `python tests/tools/sample_voice.py RUN`."""
 
 import sys
 
