@@ -46,7 +46,7 @@ def train(
     batches = start_stream(batches)
     trainer.drop_ahead()
     skipped = 0
-    ahead = None  # the next step, where its passes run already
+    ahead = None  # (batch, loss) of the next step, where its passes run already
     while trainer.step < config.max_steps and not trainer.settled and not trainer.ranks.any(stop()):
         started_s = time.perf_counter()
         current = ahead or begin_step(trainer, batches)
@@ -213,8 +213,8 @@ def update(trainer: Trainer, norm: float, finite: bool) -> None:
     # `scaler.step` would wait for the device once per optimizer, and step those whose own gradients
     # are finite.
     if finite:
-        spike, tight, usual = trainer.adaptation.clip_limits(trainer.config)
-        limit = tight if norm > spike else usual
+        spike, spike_limit, usual_limit = trainer.adaptation.clip_limits(trainer.config)
+        limit = spike_limit if norm > spike else usual_limit
         if norm > limit:
             params = [p for p in trainer.model.parameters() if p.grad is not None]
             nn.utils.clip_grads_with_norm_(params, limit, torch.tensor(norm))
@@ -228,12 +228,12 @@ def update(trainer: Trainer, norm: float, finite: bool) -> None:
 def update_on_device(trainer: Trainer, numbers: Tensor) -> None:
     """The same where no number has reached the CPU: `numbers` are the step's loss and norm.
 
-    AdamW's fused kernel divides the gradients by one tensor, and does nothing if another is 1.
+    AdamW's fused kernel divides gradients by `grad_scale`, and does nothing if `found_inf` is 1.
     """
     (optimizer,) = trainer.optimizers
     norm = numbers[1]
-    spike, tight, usual = trainer.adaptation.clip_limits(trainer.config)
-    limit = torch.where(norm > spike, tight, usual)
+    spike, spike_limit, usual_limit = trainer.adaptation.clip_limits(trainer.config)
+    limit = torch.where(norm > spike, spike_limit, usual_limit)
     optimizer.grad_scale = (norm / limit).clamp(min=1)
     optimizer.found_inf = 1 - numbers.isfinite().all().float()
     optimizer.step()
@@ -262,7 +262,7 @@ def count_skipped(trainer: Trainer, before: int, finite: bool) -> int:
 
 
 def end_step(trainer: Trainer, norm: float, finite: bool) -> None:
-    """Adapt to the norm and update the average of the weights, both of a step that is updated."""
+    """Adapt to the norm and update the average of the weights, unless the step was skipped."""
     note = trainer.adaptation.record_norm(trainer.config, norm)
     if note:
         trainer.notes.append(note)
