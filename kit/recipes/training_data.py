@@ -95,7 +95,8 @@ class TrainingData:
     def at_speeds(self) -> list[CodeCache]:
         """The recordings at other speeds, for the section data's `speeds`."""
         indexes = self.run.figure("data", "at_speeds") or {}
-        speeds = [str(speed) for speed in self.config.speeds_for(self.run.figure("data", "hours"))]
+        hours = self.run.figure("data", "hours") or 0.0
+        speeds = [str(speed) for speed in self.config.speeds_for(hours)]
         lacking = [speed for speed in speeds if speed not in indexes]
         if lacking:
             raise KitError(

@@ -106,7 +106,7 @@ def test_what_it_exports_is_read_again_by_both(tuned, release):
     ours = tune.tuned.code_head.weight.cpu()
     assert torch.allclose(written.model.code_head.weight, ours, atol=1e-3)
     message = (folder / "README.md").read_text()
-    assert 'teach_language(model.tokenizer, "am")' in message and "reference.wav" in message
+    assert 'teach_language(model.tokenizer, "am", True)' in message and "reference.wav" in message
     assert (folder / "LICENSE.txt").is_file() and (folder / "reference.wav").stat().st_size > 1000
 
 
