@@ -13,7 +13,7 @@ import torch
 from kit.base.config import ROOT, build, parse_object, require
 from kit.base.errors import KitError
 from kit.base.files import write_atomic
-from kit.base.formatting import clock, format_memory
+from kit.base.formatting import clock, format_memory, join_names
 from kit.base.run import read_run_file
 from kit.notebook.result import sound_html
 from kit.notebook.train_panel import TrainPanel
@@ -82,11 +82,24 @@ def show_panel(training: TrainingPlan) -> TrainPanel:
     return panel
 
 
+def certificate(run: ActiveRun) -> str:
+    """What `verify` has shown of this run, in a sentence."""
+    verified = run.report().get("verify")
+    if not verified:
+        return "Not verified yet."
+    if verified["failed"]:
+        failed = join_names(verified["failed"])
+        return f"Verified: {failed} failed. Do not trust this training (docs/verify.md)."
+    judged = [row for row in verified["checks"] if row["passed"] is not None]
+    return f"Verified: {len(judged)} of {len(judged)} proofs hold."
+
+
 class PanelSettings:
     """What a panel offers for `training`; `values` are its switches and fields by name."""
 
     def __init__(self, training: TrainingPlan):
         self.training = training
+        self.certificate = certificate(training.active)
 
     def fields(self) -> list[Field]:
         values = self._field_values()
@@ -146,7 +159,7 @@ class PanelSettings:
             step_s = self.training.per_step_s * work.data.effective_batch / rows_before
             steps = work.train.max_steps
             words += f" Time: {steps:,} steps of {step_s:.2g} s, about {clock(steps * step_s)}."
-        return words, fits
+        return f"{words} {self.certificate}", fits
 
     def workload_of(self, values: dict) -> Workload:
         """The workload with a panel's switches and fields. Raises KitError naming a wrong one."""

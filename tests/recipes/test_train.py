@@ -21,7 +21,7 @@ from kit.model import text_attention
 from kit.model.text_attention import AlignmentHead
 from kit.model.weights import trained_with
 from kit.notebook.result import Result
-from kit.recipes.panel import PanelSettings
+from kit.recipes.panel import PanelSettings, certificate
 from kit.recipes.start import start
 from kit.recipes.train import Training, profile
 from kit.recipes.training_listeners import PROFILES, load_attention_maps
@@ -187,7 +187,12 @@ def test_the_panel_shows_measured_gains_and_a_plan_that_follows_the_switches(tmp
     training.verdict = dataclasses.replace(training.verdict, limit_bytes=2**20)
     settings = PanelSettings(training)
     words, fits = settings.planned(settings.values())
-    assert not fits and "too much" in words
+    assert not fits and "too much" in words and "Not verified" in words
+    proofs = [{"passed": True}, {"passed": None}]
+    training.active.record(verify={"checks": proofs, "failed": []})
+    assert "1 of 1 proofs hold" in certificate(training.active)
+    training.active.record(verify={"checks": proofs, "failed": ["labels"]})
+    assert "labels failed" in certificate(training.active)
 
 
 @pytest.mark.long

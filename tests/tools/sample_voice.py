@@ -14,8 +14,8 @@ from kit.recipes.open_run import sampling_of
 
 README = """# The sample voice
 
-What `make demo` trains, to be heard before anything is trained: it learnt Amharic from espeak-ng's
-synthetic speech, so no person's voice is in it. It is under the licence of the kit (MIT).
+What `make demo` trains, so that a voice speaks before anything is trained. It learnt Amharic from
+espeak-ng's synthetic speech, so no person's voice is in it. It is under the kit's licence (MIT).
 
     python -m kit speak --voice sample --text "ትናንት እናቴ ከገበያ ትኩስ ዳቦ ገዛች"
 
