@@ -149,10 +149,10 @@ address:  ## write the repository's address into badges and first cells: URL=htt
 
 # --- checks ---------------------------------------------------------------------------------
 
-test: $(STAMP)  ## run the tests, and notebooks 00 to 04 and 06 with the preset tiny
+test: $(STAMP)  ## run the tests, and notebooks 00 to 04 with the preset tiny
 	@$(BIN)/python -m pytest -n $(JOBS) --no-loadscope-reorder $(ARGS)
 
-test-long: $(STAMP)  ## run the tests that take long, and notebooks 05 and 07
+test-long: $(STAMP)  ## run the tests that take long, and notebooks 05 to 07
 	@$(BIN)/python -m pytest -n $(JOBS) --no-loadscope-reorder -m long $(ARGS)
 
 # An environment of its own, 5 GB; NumPy's oldest has wheels for Python 3.11 and 3.12.

@@ -157,6 +157,7 @@ def wheel(tmp_path_factory) -> Path:
     return next(folder.glob("*.whl"))
 
 
+@pytest.mark.long
 def test_it_holds_what_it_needs_and_names_its_licence(wheel):
     with zipfile.ZipFile(wheel) as file:
         names = set(file.namelist())

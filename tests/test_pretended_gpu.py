@@ -97,6 +97,7 @@ def titles(results: list[Result]) -> list[str]:
     return [each.get_title(loc="left") or each.get_title() for each in axes]
 
 
+@pytest.mark.long
 def test_00_says_what_follows_from_the_card(card):
     setup = Setup(start())
     found = list(setup.run())
@@ -115,6 +116,7 @@ def test_00_says_what_follows_from_the_card(card):
     assert [reported for reported in CPUS if reported in words(found)] == []
 
 
+@pytest.mark.long
 def test_02_plans_for_the_card(card):
     started_run(card)
     run = start()
@@ -146,6 +148,7 @@ def figures(task: Task, config: TrialConfig, on: tuple) -> dict:
     return row | {"attention": "flash" if "sdpa" in on else "explicit softmax", "notes": []}
 
 
+@pytest.mark.long
 def test_05_judges_what_the_card_has(card, monkeypatch):
     monkeypatch.setattr("kit.tuning.measure.measure_variant", figures)
     found = list(Benchmark(start()).run())
@@ -161,6 +164,7 @@ def test_05_judges_what_the_card_has(card, monkeypatch):
     assert [reported for reported in CPUS if reported in words(found)] == []
 
 
+@pytest.mark.long
 def test_05_of_a_card_on_which_nothing_runs_leaves_the_presets_switches(monkeypatch):
     """No file says that every switch was measured and does not pay."""
     monkeypatch.setenv("KIT_RUN", "nothing-runs")
@@ -171,6 +175,7 @@ def test_05_of_a_card_on_which_nothing_runs_leaves_the_presets_switches(monkeypa
     assert not find_run().path("speed.yaml").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("card", ["T4"], indirect=True)
 @pytest.mark.parametrize("forbidden", [False, True])
 def test_02_recomputes_what_a_t4_cannot_hold_unless_that_is_forbidden(card, forbidden):

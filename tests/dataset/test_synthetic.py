@@ -53,6 +53,7 @@ def made(tmp_path_factory) -> Path:
     return make_corpus(SMALL, tmp_path_factory.mktemp("made"))
 
 
+@pytest.mark.long
 def test_two_makes_are_the_same_bytes_and_a_third_does_nothing(made, tmp_path):
     time.sleep(1.1)  # espeak-ng seeds its noise with the second of the day
     reported = []

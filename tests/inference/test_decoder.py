@@ -186,6 +186,7 @@ def test_a_compiled_step_is_the_eager_one(one_layer, compiler):
     assert graphs() == before + 1 and decoder.ran == "fp32"
 
 
+@pytest.mark.long
 def test_where_the_compiler_fails_steps_run_without_it(one_layer, compiler):
     decoder, (texts, _, cond) = Decoder(one_layer, COMPILED), rows(3)
     wanted = said(Decoder(one_layer), texts, cond)

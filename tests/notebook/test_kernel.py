@@ -57,6 +57,7 @@ def test_a_notebook_without_a_front_end(log):
         executed(cell(log, fails_at=3), "panel.run()")
 
 
+@pytest.mark.long
 def test_an_interrupted_wait_stops_the_training_with_a_checkpoint(log):
     manager, client = start_new_kernel(kernel_name="python3")
     try:

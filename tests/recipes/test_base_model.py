@@ -292,6 +292,7 @@ def adapted(release):
     return run
 
 
+@pytest.mark.long
 def test_plan_record_and_benchmark_are_of_what_trains(adapted):
     run, size = adapted, str(Training(adapted).size())
     assert "LoRA: " in size and "adapters of rank 4 beside attn.c_attn" in size
@@ -318,6 +319,7 @@ def test_a_run_keeps_to_what_it_trains_and_its_first_phase_ends(adapted):
         Training(dataclasses.replace(run, preset=first))
 
 
+@pytest.mark.long
 def test_it_is_a_voice_like_any_other_and_its_adapters_are_one_beside_its_base(adapted):
     run = adapted
     voice, _ = voice_and_export(run)

@@ -139,6 +139,7 @@ def test_a_resumed_benchmark_keeps_its_threads(run):
     assert Benchmark(run).task.threads == 7
 
 
+@pytest.mark.long
 def test_variants_train_in_processes_of_their_own(run):
     """Two real ones; tests/tuning/test_measure.py has the rest."""
     benchmark = Benchmark(run, steps=1)

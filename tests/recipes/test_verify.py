@@ -93,7 +93,13 @@ BUGS = [
     (loop, "pass_loss", loss_of_a_pass_alone, {"gradients"}),
     (Trainer, "restore", position_lost, {"resumption"}),
     (SpeechGPT, "init_weights", weights_too_large, {"loss at the start"}),
-    (loop, "update", lambda trainer, norm, finite: trainer.clear_gradients(), {"overfitting"}),
+    pytest.param(
+        loop,
+        "update",
+        lambda trainer, norm, finite: trainer.clear_gradients(),
+        {"overfitting"},
+        marks=pytest.mark.long,
+    ),
     (TrainingData, "__init__", letters_lost, {"tokenizer"}),
 ]
 

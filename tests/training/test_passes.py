@@ -126,6 +126,7 @@ def test_where_a_pass_cannot_be_recorded_training_continues_without(monkeypatch)
     assert events[FIRST_RECORDING].note == note
 
 
+@pytest.mark.long
 def test_another_phase_of_finetuning_is_recorded_again(captured):
     base = tiny_model(dropout=0.1, max_text=20)
     config = FinetuneConfig(method="lora", tables="all", tables_first=8)
@@ -136,6 +137,7 @@ def test_another_phase_of_finetuning_is_recorded_again(captured):
     assert len(captured) == 4 and len(made.graphs.recorded) == 2
 
 
+@pytest.mark.long
 def test_memory_that_runs_out_frees_the_graphs(captured):
     made = trainer(True)
     forward = made.model.forward

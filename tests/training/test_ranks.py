@@ -79,6 +79,7 @@ def require_parity(found: list[dict], wanted: list[dict]) -> None:
         assert values == pytest.approx(others, rel=1e-5 if name == "grad_norm" else 1e-6), name
 
 
+@pytest.mark.long
 def test_two_processes_train_as_one_does(alone, two):
     require_parity(rows(two, "parity"), rows(alone, "parity"))
     assert len(rows(two, "parity")) == 30

@@ -24,7 +24,9 @@ from kit.tuning.monitor import ACTIVE, STATUS, WAIT, WARMUP, Monitor, StepProfil
 MIB = 2**20
 
 
-@pytest.mark.parametrize("test", ["memory_is_given_back", "a_child_ends"])
+@pytest.mark.parametrize(
+    "test", [pytest.param("memory_is_given_back", marks=pytest.mark.long), "a_child_ends"]
+)
 def test_memory_of_all_processes_is_sampled_and_its_peak_stays_in_the_summary(test):
     """In a process of its own: where others ran, their workers still end."""
     run = f"import test_monitor; test_monitor.{test}()"

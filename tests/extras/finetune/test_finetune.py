@@ -128,6 +128,7 @@ def test_again_nothing_is_fetched_and_the_voice_is_a_base_model(tuned, hub, monk
     assert "0 characters, 0 longer pieces" in str(other.grow()), "it has learnt these texts"
 
 
+@pytest.mark.long
 def test_a_release_is_fetched_by_one_process_at_a_time(hub, monkeypatch, tmp_path):
     monkeypatch.setenv("HF_ENDPOINT", hub.address)
     hub.asked.clear()
