@@ -127,12 +127,17 @@ def group_count(rows: int) -> int:
     return max(1, -(-rows // GROUP_ROWS))
 
 
+def group_bounds(count: int, group: int, groups: int) -> tuple[int, int]:
+    """Return start and end of part `group` when `count` items are split into `groups` parts."""
+    return group * count // groups, (group + 1) * count // groups
+
+
 def drawn(count: int, group: int, groups: int, key: str) -> np.ndarray:
     """Return the numbers of 0..count-1 that are in `group`, at random by `key`."""
     seed = np.frombuffer(hashlib.sha256(key.encode()).digest(), dtype="<u4")
     # NumPy keeps the order of RandomState for ever, that of its newer generators not.
     order = np.random.RandomState(seed).permutation(count)
-    return order[group * count // groups : (group + 1) * count // groups]
+    return order[slice(*group_bounds(count, group, groups))]
 
 
 def padding_lengths(histogram: np.ndarray) -> tuple[int, ...]:

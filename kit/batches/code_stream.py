@@ -183,7 +183,16 @@ class CodeStream(IterableDataset):
 
     @functools.cached_property
     def batches_an_epoch(self) -> int:
-        return sum(len(self.plan(0, group)) for group in range(self.groups))
+        """How many batches an epoch has; planned only where that is quick, or tokens decide."""
+        if self.groups == 1 or self.config.effective_tokens:
+            return sum(len(self.plan(0, group)) for group in range(self.groups))
+        size = self.config.effective_batch
+        batches = 0
+        for group in range(self.groups):
+            first, end = batching.group_bounds(len(self.members), group, self.groups)
+            windows, left = divmod(end - first, self.config.sort_window)
+            batches += windows * math.ceil(self.config.sort_window / size) + math.ceil(left / size)
+        return batches
 
     def representative_batches(self, count: int, steps: int) -> list:
         """`count` batches to time a training of `steps` steps with, evenly of all their sizes."""

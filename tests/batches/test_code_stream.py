@@ -307,6 +307,13 @@ def test_neighbours_in_length_stay_together(grouped):
     assert wasted(planned, lengths, s.config) < 1.15 * neighbours_waste(s.lengths, s.config)
 
 
+@pytest.mark.parametrize("count", [82, 335])
+@pytest.mark.parametrize("over", [{}, {"sort_window": 7}, {"effective_tokens": 500}])
+def test_batches_of_an_epoch_are_as_many_as_are_planned(grouped, count, over):
+    s = grouped(count=count, **over)
+    assert s.batches_an_epoch == len(epoch_of(s, 0))
+
+
 def test_a_position_is_a_few_numbers(grouped):
     s = grouped()
     positions = [batch[1] for batch in itertools.islice(s, s.batches_an_epoch)]
