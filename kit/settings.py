@@ -266,9 +266,11 @@ class DataConfig(Section):
         rising = list(self.grid_lengths) == sorted({*self.grid_lengths})
         require(rising, self, "grid_lengths", "must rise from short to long.")
 
-    def speeds_for(self, hours: float) -> tuple[int, ...]:
-        """The speeds at which so many `hours` of speech are played besides their own."""
-        return self.speeds if hours <= self.augment_max_hours else ()
+    def for_hours(self, hours: float) -> "DataConfig":
+        """This for so many `hours` of speech: with many, neither runs of words nor other speeds."""
+        if hours <= self.augment_max_hours:
+            return self
+        return dataclasses.replace(self, span_rows=0, speeds=())
 
     @property
     def grad_accum(self) -> int:

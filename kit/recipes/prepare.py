@@ -346,7 +346,7 @@ class Preparation:
         tools = self.codec, self.front_end, self.tokenizer
         paths = {}
         with on_device(run.hw.device, self.codec, self.front_end):
-            for speed in (100, *config.speeds_for(run.figure("data", "hours"))):
+            for speed in (100, *config.for_hours(run.figure("data", "hours")).speeds):
                 tick = Ticker("encoded" + (f" at {speed} % speed" if speed != 100 else ""))
                 index = build_cache(
                     self.rows, *tools, folder, key, config, tick, digests, speed=speed
@@ -365,9 +365,8 @@ class Preparation:
         Only where the preset asks for it, and the recogniser is good enough to find them.
         """
         run = self.active_run
-        config = self.data_config
-        enough = run.figure("data", "hours") > config.augment_max_hours
-        if not config.span_rows or enough or not self.matched.judged:
+        config = self.data_config.for_hours(run.figure("data", "hours"))
+        if not config.span_rows or not self.matched.judged:
             run.record(data={"rows_with_words": 0, "words_key": None})
             why = "" if self.matched.judged else ": the recogniser is not good enough to find words"
             return Result(line=f"Training reads whole recordings{why}.")

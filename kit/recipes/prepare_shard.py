@@ -71,7 +71,7 @@ def encode_shard(
     folder = run.folder.parent / "codes"
     key = cache_key(codec_path, front_end.config, data)
     with on_device(run.hw.device, codec, front_end):
-        for speed in (100, *data.speeds_for(run.figure("data", "hours"))):
+        for speed in (100, *data.for_hours(run.figure("data", "hours")).speeds):
             clips = dict(zip(clip_names(rows, digests, speed), rows))
             tools = codec, front_end, folder, key, data, Ticker("encoded")
             encode_missing(clips, *tools, speed=speed, part=part)

@@ -96,7 +96,7 @@ class TrainingData:
         """The recordings at other speeds, for the section data's `speeds`."""
         indexes = self.run.figure("data", "at_speeds") or {}
         hours = self.run.figure("data", "hours") or 0.0
-        speeds = [str(speed) for speed in self.config.speeds_for(hours)]
+        speeds = [str(speed) for speed in self.config.for_hours(hours).speeds]
         lacking = [speed for speed in speeds if speed not in indexes]
         if lacking:
             raise KitError(
