@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kit.audio.codec import AudioStream, Codec
 from kit.audio.spectrogram import Mel, reference_mel, reference_mels, require_reference
-from kit.base.config import MAX, require_within
+from kit.base.config import Section, within
 from kit.base.errors import SpeechError
 from kit.base.files import encode_wav
 from kit.inference.candidates import CodeReader
@@ -42,21 +42,17 @@ STREAM_CODES = 4  # codes passed to the vocoder together
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Habits:
+class Habits(Section):
     """What a voice learnt from its recordings: length, pace, and its alignment head."""
 
     longest_text: int = 0  # text ids of the longest recording; 0: unknown
     pace: float = 0.0  # codes a text id, of slow recordings; 0: unknown
-    alignment_layer: int = -1  # of the head that follows the text; -1: unknown
-    alignment_head: int = -1  # in that layer
+    alignment_layer: int = within(-1, -1)  # of the head that follows the text; -1: unknown
+    alignment_head: int = within(-1, -1)  # in that layer
     respell: bool = True  # whether texts were respelt: see kit/text/normalize.py
 
-    def __post_init__(self):
-        require_within(self, 0, MAX, "longest_text", "pace")
-        require_within(self, -1, MAX, "alignment_layer", "alignment_head")
-
     def to_save(self) -> dict:
-        """The fields for a file; one that older kits do not know only where it is no default."""
+        """The fields for a file; one that older kits do not know only where it was changed."""
         fields = dataclasses.asdict(self)
         if self.respell:
             del fields["respell"]

@@ -55,22 +55,21 @@ def fetch_recordings(
 ) -> Path:
     """Download, unpack or synthesise missing recordings; return their folder."""
     if source.data:
-        folder, ticker = run.path("unpacked"), Ticker("bytes unpacked")
-        archive = build(ArchiveConfig, run.section("archive"))
-        hub = build(HubConfig, run.section("hub"))
-        return fetch_dataset(source.data, folder, archive, hub, ticker, rules)
+        return fetch_own(source.data, run, "unpacked", rules)
     corpus = build(CorpusConfig, run.section("corpus"), language=source.language)
     return make_corpus(corpus, run.path("corpus"), Ticker("spoken"))
 
 
 def fetch_evaluation(source: RunSource, run: ActiveRun, rules: ManifestConfig) -> Path | None:
     """Download or unpack the recordings of `source.eval_data`; return their folder, or None."""
-    if not source.eval_data:
-        return None
+    return fetch_own(source.eval_data, run, "unpacked-eval", rules) if source.eval_data else None
+
+
+def fetch_own(data: str, run: ActiveRun, name: str, rules: ManifestConfig | None) -> Path:
+    """Download or unpack a person's recordings into the folder `name` of `run`; return theirs."""
     archive = build(ArchiveConfig, run.section("archive"))
     hub = build(HubConfig, run.section("hub"))
-    folder, ticker = run.path("unpacked-eval"), Ticker("bytes unpacked")
-    return fetch_dataset(source.eval_data, folder, archive, hub, ticker, rules)
+    return fetch_dataset(data, run.path(name), archive, hub, Ticker("bytes unpacked"), rules)
 
 
 def train_or_load_tokenizer(

@@ -61,7 +61,7 @@ class BadRecord:
 
 
 def require_text(path: Path, first_bytes: bytes) -> None:
-    """Raise DatasetError, with the fix, for a file that is no text by its first bytes."""
+    """Raise DatasetError, with the fix, for a file whose first bytes are not those of text."""
     for magic, kind in NOT_TEXT.items():
         if first_bytes.startswith(magic):
             raise DatasetError(f"{path} is not text but {kind}.")

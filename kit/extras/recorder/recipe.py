@@ -147,13 +147,13 @@ def sentences_to_read(language: str, file: str = "") -> list[str]:
     Raises DatasetError if there are none, SpeechError for an unknown language.
     """
     code = language_code(language)
-    found = own_sentences(Path(file).expanduser(), code) if file else kit_sentences(code)
-    if not found:
+    sentences = own_sentences(Path(file).expanduser(), code) if file else kit_sentences(code)
+    if not sentences:
         raise DatasetError(
             f"The kit has no sentences in {code!r} to read aloud: write some into a text file, a "
             "sentence a line, and name it in SENTENCES of 06_more_data."
         )
-    cleaned = (" ".join(text.replace("|", " ").split()) for text in found)
+    cleaned = (" ".join(text.replace("|", " ").split()) for text in sentences)
     return list(dict.fromkeys(cleaned))[:OFFERED]  # each once
 
 
