@@ -32,6 +32,7 @@ from xtts_texts import write_readers_release
 
 from kit.base.config import CONFIGS, load_preset, merge
 from kit.base.files import write_atomic
+from kit.recipes.start import start
 from kit.training.switches import LABELS, set_process
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -146,8 +147,9 @@ def surroundings(row: Row, runs: Path) -> Iterator[None]:
 def run_cells(name: str, **parameters) -> dict:
     """Execute the code cells of notebook `name` with `parameters` changed; the names they left."""
     book = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", nbformat.NO_CONVERT)
-    names = {"__name__": "__notebook__", "display": draw}
-    for cell in (cell for cell in book.cells if cell.cell_type == "code"):
+    names = {"__name__": "__notebook__", "display": draw, "start": start}
+    code = [cell for cell in book.cells if cell.cell_type == "code"]
+    for cell in code[1:]:  # the first finds the kit, which is loaded here
         try:
             run_cell(TransformerManager().transform_cell(cell.source), f"{name}[{cell.id}]", names)
         except BaseException as error:

@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -16,8 +17,8 @@ import pytest
 
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-MAX_CELL_LINES = 15
-MAX_DEF_LINES = 3
+MAX_CELL_LINES = 40  # of the training loop; most have a dozen
+VOICE = "your_voice"  # the only one that a student must finish: no lesson
 
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
@@ -30,20 +31,27 @@ def code_cells(path: Path) -> list:
     return [cell for cell in read(path).cells if cell.cell_type == "code"]
 
 
+def folded(cell) -> bool:
+    """Whether its code is hidden until somebody opens it, in JupyterLab and on Colab."""
+    return bool(cell.metadata.get("jupyter", {}).get("source_hidden"))
+
+
 def parse(cell) -> ast.Module:
     """The cell as a syntax tree, its %magic and !shell lines left out."""
     return ast.parse(re.sub(r"(?m)^(\s*)[%!].*$", r"\1pass", cell.source))
 
 
 @each
-def test_a_lesson_has_a_number_risks_a_next_step_and_a_result_within_five_code_cells(path):
-    """A cell that ends with an expression shows it; the first two set up and take parameters."""
+def test_a_lesson_has_a_number_risks_a_next_step_and_a_result_within_three_code_cells(path):
+    """A cell that ends with an expression shows it."""
     first, last = read(path).cells[0], read(path).cells[-1]
-    assert first.source.startswith(f"# {int(path.stem[:2])} · ")
+    title = "# " if path.stem == VOICE else f"# {int(path.stem[:2])} · "
+    assert first.source.startswith(title)
     assert "\n- **What can go wrong**: " in first.source
-    assert "\n\nNext: 0" in last.source
-    ends = [parse(cell).body[-1] for cell in code_cells(path)[2:5]]
-    assert any(isinstance(end, ast.Expr) for end in ends)
+    assert "\n\nNext: " in last.source
+    shown = [cell for cell in code_cells(path) if not folded(cell)]
+    ends = [parse(cell).body[-1] for cell in shown[1:3]]
+    assert any(isinstance(end, ast.Expr) for end in ends), "nothing is shown in the first three"
 
 
 @each
@@ -54,6 +62,8 @@ def test_every_question_and_the_exercise_have_an_answer(path):
         if "**Question.**" in cell.source:
             after = next(c for c in cells[number + 1 :] if c.cell_type == "markdown")
             assert hidden in cell.source or after.id.startswith("explained"), cell.id
+    if path.stem == VOICE:
+        return
     (exercise,) = (n for n, cell in enumerate(cells) if cell.source.startswith("## Exercise\n"))
     rest = cells[exercise + 1 :]
     assert any("exercises." in cell.source for cell in rest if cell.cell_type == "code")
@@ -68,46 +78,46 @@ def test_a_stream_stops_and_resumes_in_a_table_of_a_few_recordings(tmp_path, cap
 
 
 @each
-def test_each_parameter_is_a_field_of_a_colab_form_in_the_second_code_cell(path):
-    tags = [cell.metadata.get("tags", []) for cell in code_cells(path)]
-    assert [i for i, names in enumerate(tags) if "parameters" in names] == [1]
+def test_each_parameter_is_a_field_of_a_colab_form_and_four_are_in_sight(path):
+    """The others stand in a folded cell before them: papermill's own follow the tagged cell."""
+    (shown,) = (c for c in code_cells(path) if "parameters" in c.metadata.get("tags", []))
+    hidden = [cell for cell in code_cells(path) if folded(cell)]
+    assert len(fields(shown)) <= 4
+    for cell in hidden:
+        assert cell.metadata.get("cellView") == "form" and cell.source.startswith("# @title ")
+        assert code_cells(path).index(cell) < code_cells(path).index(shown)
     kinds = {str: "string", int: "integer", float: "number", dict: "raw"}
-    lines = code_cells(path)[1].source.splitlines()
-    lines = [line for line in lines if not line.startswith("# @markdown ")]  # a note in the form
-    assert len(lines) % 2 == 0
-    for comment, line in zip(lines[::2], lines[1::2]):
-        assert comment.startswith("# ")
-        value, spec = re.fullmatch(r"[A-Z_]+ = (.+)  # @param (.+)", line).groups()
-        value = ast.literal_eval(value)
+    for value, spec in [field for cell in (shown, *hidden) for field in fields(cell)]:
         if spec.startswith("["):
             assert value in json.loads(spec.removesuffix(" {allow-input: true}"))
         else:
             assert spec == f'{{type:"{kinds[type(value)]}"}}'
 
 
+def fields(cell) -> list[tuple]:
+    """Value and form of each parameter, which has a comment of its own on the line before."""
+    lines = [line for line in cell.source.splitlines() if not line.startswith(("# @", "if "))]
+    assert len(lines) % 2 == 0
+    pairs = []
+    for comment, line in zip(lines[::2], lines[1::2]):
+        assert comment.startswith("# ")
+        value, spec = re.fullmatch(r"[A-Z_]+ = (.+)  # @param (.+)", line).groups()
+        pairs.append((ast.literal_eval(value), spec))
+    return pairs
+
+
 @each
-def test_cells_are_short_and_hold_no_library_code(path):
-    long = {}
-    for cell in code_cells(path):
-        lines = cell.source.splitlines()
-        if "parameters" in cell.metadata.get("tags", []):  # each with a comment on its own line
-            lines = [line for line in lines if not line.startswith("#")]
-        if len(lines) > MAX_CELL_LINES:
-            long[cell.id] = len(lines)
+def test_cells_are_short(path):
+    lines = {cell.id: len(cell.source.splitlines()) for cell in code_cells(path)}
+    long = {name: count for name, count in lines.items() if count > MAX_CELL_LINES}
     assert not long, f"cells over {MAX_CELL_LINES} lines; split them"
-    for cell in code_cells(path):
-        for node in ast.walk(parse(cell)):
-            assert not isinstance(node, ast.ClassDef), f"class {node.name} in cell {cell.id}"
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                lines = node.end_lineno - node.lineno + 1
-                assert lines <= MAX_DEF_LINES, f"{node.name} in cell {cell.id}: {lines} lines"
 
 
 @each
 def test_valid_without_outputs_and_start_comes_before_anything_heavy(path):
     source = "\n".join(cell.source for cell in code_cells(path)).split(" = start(")[0]
-    imports = re.findall(r"(?m)^(?:from|import) (?!glob, os, sys, zipfile$).*", source)
-    assert imports == ["from kit.recipes.start import start"]
+    heavy = [line for line in source.splitlines() if re.match("(from|import) ", line)]
+    assert not [line for line in heavy if "say_sample" not in line], "`start` comes first"
     ran = [c.id for c in code_cells(path) if c.outputs or c.execution_count is not None]
     assert not ran, f"run `nbstripout --keep-id notebooks/{path.name}`"
     notebook = read(path)
@@ -127,7 +137,9 @@ def test_a_sentence_before_each_code_cell_and_its_place_at_both_ends(path):
         after.id
         for before, after in zip(cells, cells[1:])
         if before.cell_type == after.cell_type == "code"
+        and not folded(before)
         and "parameters" not in after.metadata.get("tags", [])
+        and not folded(after)
     ]
     assert not bare, "a sentence of prose belongs before each of these cells"
     first, last = cells[0], cells[-1]
@@ -145,8 +157,7 @@ def test_every_first_cell_is_the_same_and_says_how_to_bring_a_kit(tmp_path):
     assert len({code_cells(path)[0].source for path in NOTEBOOKS}) == 1
     (tmp_path / "voicekit.zip").write_bytes(b"half an upload")
     _, error, printed = run_first_cell(tmp_path, tmp_path / "none", tmp_path / "input")
-    assert "SystemExit" in error and "upload a zip" in error and "voicekit.zip" in error
-    assert "Traceback" not in printed
+    assert error != "None" and "upload a zip" in printed and "voicekit.zip" in printed
 
 
 RUN_CELL = """
@@ -159,7 +170,7 @@ print(json.dumps([os.getcwd(), repr(result.error_in_exec)]))
 
 def checkout(folder: Path) -> Path:
     (folder / "notebooks").mkdir(parents=True)
-    (folder / "notebooks" / "lesson.ipynb").write_text("{}")
+    shutil.copy(FOLDER / "start.py", folder / "notebooks")
     (folder / "kit" / "recipes").mkdir(parents=True)
     (folder / "kit" / "recipes" / "start.py").write_text("def start(): pass")
     return folder

@@ -5,7 +5,9 @@ module imports, and what these import, but for imports inside of functions.
 """
 
 import ast
+import json
 import re
+import statistics
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +37,28 @@ def loaded(module: str, trees: dict[str, ast.Module]) -> set[str]:
         names = {name for each in todo for name in imported(trees[each])}
         todo = (names & trees.keys()) - seen
     return seen
+
+
+def print_notebooks() -> None:
+    """For each notebook how much there is to read before and while it runs, and at most."""
+    print("\nnotebook          cells  words  a cell  diagrams  parameters  lines to start")
+    cells, words = 0, 0
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        notebook = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        texts = {"markdown": [], "code": []}
+        for cell in notebook:
+            texts[cell["cell_type"]].append("".join(cell["source"]))
+        counts = [len(text.split()) for text in texts["markdown"]]
+        (shown,) = (c for c in notebook if "parameters" in c["metadata"].get("tags", []))
+        parameters = sum("@param" in line for line in shown["source"])
+        figures = (len(notebook), sum(counts), statistics.median(counts))
+        figures += (sum(len(cell.get("attachments", {})) for cell in notebook), parameters)
+        figures += (texts["code"][0].count("\n") + 1,)
+        print(f"{path.stem:18}" + "{:5} {:6} {:7g} {:9} {:11} {:15}".format(*figures))
+        if path.stem[0].isdigit():
+            cells, words = cells + figures[0], words + figures[1]
+    print("at most              -    900      40         1           4               3")
+    print(f"lessons together  {cells:5} {words:6}  at most 190 and 7,500")
 
 
 def main() -> int:
@@ -67,6 +91,7 @@ def main() -> int:
     }
     for name, (figure, most) in rows.items():
         print(f"{name:28} {figure:8,}  at most {most:,}")
+    print_notebooks()
     named = {name: re.findall(r"kit\.extras\.\w+", texts[name]) for name in core}
     wrong = {name: extras for name, extras in named.items() if extras}
     for name, extras in wrong.items():
