@@ -28,6 +28,7 @@ ATTENTION_KERNELS = {name: getattr(SDPBackend, its) for name, its in KERNEL_NAME
 SHORT_ROW = 256  # tokens: see `prefers_explicit_attention`
 OLDEST_GPU = (7, 5)  # compute capability, of Turing: T4, RTX 20
 PROC_STATUS = Path("/proc/self/status")
+CLEAR_REFS = Path("/proc/self/clear_refs")  # 5 makes the peak what is resident now
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -384,20 +385,36 @@ def usable_bytes(hw: Hardware) -> int:
     return int(torch.cuda.get_per_process_memory_fraction() * hw.memory_bytes)
 
 
-def memory_in_use(device: str) -> dict[str, int]:
-    """`memory_now_bytes` beside `peak_memory_bytes`; of a GPU also `reserved_bytes`."""
+def memory_used(device: str, before_bytes: int = 0) -> dict[str, int]:
+    """Bytes at their peak (`memory_bytes`) and now; of a GPU also what its allocator holds.
+
+    On a CPU it is the process's resident memory without the `before_bytes` it began with.
+    """
     if device == "cuda":
-        reserved = torch.cuda.memory_reserved()
-        return {"memory_now_bytes": torch.cuda.memory_allocated(), "reserved_bytes": reserved}
+        return {
+            "memory_bytes": torch.cuda.max_memory_allocated(),
+            "memory_now_bytes": torch.cuda.memory_allocated(),
+            "reserved_bytes": torch.cuda.memory_reserved(),
+        }
+    peak_bytes = peak_memory_bytes(device) - before_bytes
+    now_bytes = resident_bytes() - before_bytes
+    return {"memory_bytes": max(0, peak_bytes), "memory_now_bytes": max(0, now_bytes)}
+
+
+def resident_bytes() -> int:
     import psutil
 
-    return {"memory_now_bytes": psutil.Process().memory_info().rss}
+    return psutil.Process().memory_info().rss
 
 
-def reset_peak_memory(device: str) -> None:
-    """Reset `peak_memory_bytes`; on a CPU it is that of the process's whole life."""
+def reset_peak_memory(device: str) -> int:
+    """Begin to measure `memory_used` anew; return its `before_bytes`."""
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
+        return 0
+    with contextlib.suppress(OSError):  # Linux alone; elsewhere the peak is of the whole life
+        CLEAR_REFS.write_text("5", encoding="utf-8")
+    return resident_bytes()
 
 
 def peak_memory_bytes(device: str) -> int:

@@ -404,7 +404,8 @@ def _memory(axes, rows: list[dict], steps: np.ndarray) -> None:
     if axes.lines:
         beside = {"loc": "center left", "bbox_to_anchor": (1, 0.5), "handlelength": 1.2}
         axes.legend(frameon=False, fontsize=8, **beside)
-    tidy(axes, "", "GiB")
+    on_gpu = any(row.get("reserved_bytes") for row in rows)
+    tidy(axes, "", "VRAM, GiB" if on_gpu else "RAM of\ntraining, GiB")
 
 
 def _rate(axes, rows: list[dict], steps: np.ndarray) -> None:

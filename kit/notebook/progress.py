@@ -81,13 +81,24 @@ def progress_texts(row: dict, pace: Pace) -> dict[str, str]:
         "EMA": _number(row.get("ema_val_loss")),
         "steps/s": f"{speed[0]:.3g}" if speed else None,
         "tokens/s": f"{speed[1]:,.0f}" if speed else None,
-        "peak memory": format_gib(row["memory_bytes"]),
-        "memory now": format_gib(row["memory_now_bytes"]) if row.get("memory_now_bytes") else None,
-        "in use": format_gib(row["device_bytes"]) if row.get("device_bytes") else None,
+        **memory_texts(row),
         "busy": f"{row['load']:.0%}" if row.get("load") is not None else None,
         "left": clock(left_s) if left_s is not None else None,
     }
     return {name: text for name, text in texts.items() if text}
+
+
+def memory_texts(row: dict) -> dict[str, str]:
+    """What training holds: of a GPU beside what its allocator keeps and the card has in use."""
+    on_gpu = row.get("reserved_bytes")
+    names = {
+        "memory_bytes": "VRAM allocated, peak" if on_gpu else "RAM of training, peak",
+        "memory_now_bytes": "now",
+        "reserved_bytes": "reserved",
+    }
+    if on_gpu:
+        names["device_bytes"] = "card in use"
+    return {name: format_gib(row[key]) for key, name in names.items() if row.get(key)}
 
 
 def newest(rows: list[dict]) -> dict:

@@ -154,12 +154,16 @@ class PanelSettings:
         if work.data.effective_tokens:
             rows = f"{work.data.micro_tokens:,} tokens"
         words += f".{advice} A step has {work.data.grad_accum} forward passes of {rows}."
-        if self.training.per_step_s is not None:
-            rows_before = self.training.data.config.effective_batch
-            step_s = self.training.per_step_s * work.data.effective_batch / rows_before
+        step_s = self.step_seconds(work)
+        if step_s:
             steps = work.train.max_steps
             words += f" Time: {steps:,} steps of {step_s:.2g} s, about {clock(steps * step_s)}."
         return f"{words} {self.certificate}", fits
+
+    def step_seconds(self, work: Workload) -> float:
+        """The estimate for a step of `work`; 0: nothing was timed."""
+        rows_before = self.training.data.config.effective_batch
+        return (self.training.per_step_s or 0.0) * work.data.effective_batch / rows_before
 
     def workload_of(self, values: dict) -> Workload:
         """The workload with a panel's switches and fields. Raises KitError naming a wrong one."""
@@ -239,6 +243,8 @@ class PanelSettings:
             note = in_process(check_changes, self.training.workload(), self.training.verdict, work)
             plan["notes"] = [note] if note else []
             plan["longest_step_bytes"] = verdict_figures(self.training.verdict)
+        if self.step_seconds(work) and not self.training.rows_before:
+            run.record(train={"estimated_step_s": self.step_seconds(work)})
         self.keep(work, values)
         gpus = int(values.get(GPUS, 1))
         write_atomic(run.path(GPUS), str(gpus))

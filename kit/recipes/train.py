@@ -13,7 +13,7 @@ from functools import partial
 
 from kit.base.config import build
 from kit.base.errors import KitError
-from kit.base.formatting import text_grid
+from kit.base.formatting import clock, text_grid
 from kit.base.run import read_run_file, require_run
 from kit.batches.code_stream import prefetched, validation_batches
 from kit.model import text_attention
@@ -41,7 +41,7 @@ from kit.training import logs, process
 from kit.training import run as training_runs
 from kit.training.ranks import Ranks, broadcast_order
 from kit.training.switches import wants_few_shapes
-from kit.tuning import checks
+from kit.tuning import checks, estimate
 from kit.tuning.memory_plan import count_parameters, trainable_of
 from kit.tuning.monitor import STATUS, Monitor, StepProfiler
 from kit.tuning.preflight import limit_memory
@@ -49,6 +49,7 @@ from kit.tuning.preflight import limit_memory
 BOARD_PROJECT = "voicekit"  # in W&B and trackio
 POLL_S = 0.5  # between two looks whether a profile is there
 ALIGNED_ROWS = 4  # training rows that show which head follows the text
+TIMED_STEPS = 100  # after which the estimate of the time is checked
 
 
 class Training(TrainingPlan):
@@ -119,7 +120,11 @@ class Training(TrainingPlan):
         if not self.finished:
             return Result(line=f"Stopped at {where}. Run this again to resume from its checkpoint.")
         failure = self.failure(rows)
-        line = f"Trained to {where}.{self.steps_kept()} {failure}".strip()
+        took = clock(sum(row["wall_s"] or 0 for row in rows))
+        estimated_step_s = self.active.figure("train", "estimated_step_s")
+        if estimated_step_s:
+            took += f" (estimated: {clock(len(rows) * estimated_step_s)})"
+        line = f"Trained to {where} in {took}.{self.steps_kept()} {failure}".strip()
         return Result(line=line, grid=checks.table(self.log_checks(rows)), failed=bool(failure))
 
     def rows(self) -> list[dict]:
@@ -156,6 +161,7 @@ class Training(TrainingPlan):
         lines = Lines()
         pace = Pace()
         latest = {}
+        steps_here = 0
         with process.stop_signals() as signals, monitor, profiler:
 
             def should_stop() -> bool:
@@ -171,12 +177,24 @@ class Training(TrainingPlan):
                 pace.see(event.unix_s, event.tokens)
                 step_notes = [f"step {event.step}: {event.note}"] if event.note else []
                 lines.show(latest, progress_texts(latest, pace), step_notes)
+                steps_here += 1
+                if steps_here == TIMED_STEPS:
+                    self.job.trainer.notes += self.new_estimate()
         self.record(monitor)
         print(text_grid(checks.table(self.log_checks(logs.read_log(self.process.log)))))
         if signals:
             print(self.reached())
             self.summary()
             os.kill(os.getpid(), signals[0])
+
+    def new_estimate(self) -> list[str]:
+        """A note if the steps so far take another time than was estimated."""
+        estimated_step_s = self.active.figure("train", "estimated_step_s")
+        if not estimated_step_s:
+            return []
+        rows = logs.read_log(self.process.log)[-TIMED_STEPS:]
+        note = estimate.estimate_again(rows, self.config, estimated_step_s)
+        return [note] if note else []
 
     def listeners(self) -> tuple[Callable, ...]:
         """What gets each step besides log and checkpoints; prints which boards there are."""

@@ -11,6 +11,7 @@ from kit.base.errors import KitError
 from kit.base.formatting import format_gib, format_memory
 from kit.base.processes import run_in_process
 from kit.base.run import load_use
+from kit.batches.code_stream import validation_batches
 from kit.inference.evaluate import gate_evaluator
 from kit.notebook.plots import memory_bars
 from kit.notebook.result import Result
@@ -264,8 +265,12 @@ class TrainingPlan:
         run = self.active
         rows = self.rows_before
         resumed = any(row.get("wall_s") for row in rows)
-        timed = rows if resumed else self.trial_rows
-        self.per_step_s = estimate.seconds_per_step(timed, self.config)
+        if resumed:
+            self.per_step_s = estimate.seconds_per_step(rows, self.config)
+        else:
+            self.per_step_s = self.trial.seconds_per_step(self.config)
+        if not resumed:
+            run.record(train={"estimated_step_s": self.per_step_s})
         self.config, line = estimate.estimate_time(
             self.config,
             self.per_step_s,
@@ -285,27 +290,24 @@ class TrainingPlan:
         return Result(line=f"{line}\n{warning}" if warning else line)
 
     @functools.cached_property
-    def trial_rows(self) -> list[dict]:
-        """Log rows of a few real steps of a temporary model, on batches of usual length.
-
-        Each batch is used twice, and its second step counts: the first one has a new length and
-        allocates memory, and takes up to half as long again.
-        """
+    def trial(self) -> preflight.Trial:
+        """A few real steps of a temporary model on batches of usual length, and what judges it."""
         speed = dataclasses.replace(self.speed, compile=False)
         stream = self.data.stream(few_shapes=self.will_pad(speed))
         batches = stream.representative_batches(TRIAL_STEPS, self.config.max_steps)
         run = self.active
-        rows = in_process(
-            preflight.trial_rows,
+        return in_process(
+            preflight.run_trial,
             self.model,
             self.config,
             speed,
             run.hw,
             self.finetuning,
-            [*batches, *batches],
+            batches,
             int(run.threads.value),
+            validation_batches(self.data.stream("held_out")),
+            self.make_gate(),
         )
-        return rows[len(batches) :]
 
     @once
     def switches(self) -> Result:
@@ -343,21 +345,28 @@ class TrainingPlan:
         recogniser itself understands recordings, as 01_data_prep measured.
         """
         run = self.active
-        every = self.config.gate_every
-        sentences = self.data.held_out_sentences(GATE_SENTENCES) if every else []
-        self.gate = None
+        make_gate = self.make_gate()
+        self.gate = make_gate() if make_gate else None
         line = "quality gate: off"
-        if sentences:
-            recognizer = load_recognizer(run.path("recognizer.safetensors"))
-            config = open_run.sampling_of(run, best_of=1)
-            self.gate = gate_evaluator(self.data.voice(), sentences, recognizer, config)
-            line = f"quality gate: {len(sentences)} sentences every {every} steps"
+        if make_gate:
+            sentences = len(self.data.held_out_sentences(GATE_SENTENCES))
+            line = f"quality gate: {sentences} sentences every {self.config.gate_every} steps"
         own_cer = run.figure("recognizer", "held_out")
         figure = "not recorded" if own_cer is None else f"{own_cer:.1%}"
         worst_cer = build(EvaluateConfig, run.section("evaluate")).worst_cer
         warning = recognizer_warning(own_cer, worst_cer)
         line += f"\nThe recogniser's own CER on recordings: {figure}."
         return Result(line=f"{line}\n{warning}" if warning else line)
+
+    def make_gate(self) -> Callable | None:
+        """What makes the gate's function of a model; None where no sentence is spoken."""
+        run = self.active
+        sentences = self.data.held_out_sentences(GATE_SENTENCES) if self.config.gate_every else []
+        if not sentences:
+            return None
+        recognizer = load_recognizer(run.path("recognizer.safetensors"))
+        config = open_run.sampling_of(run, best_of=1)
+        return functools.partial(gate_evaluator, self.data.voice(), sentences, recognizer, config)
 
 
 def steps_asked(max_steps: int, num_train_epochs: float, epoch_steps: int) -> int:

@@ -96,7 +96,7 @@ class StepEvent:
     grad_norm: float  # before clipping
     tokens: int  # real tokens in the effective batch
     step_s: float  # wall seconds of the step
-    memory_bytes: int  # peak so far: GPU allocator, or resident memory on the CPU
+    memory_bytes: int  # peak so far, as `kit.base.hardware.memory_used`
     memory_now_bytes: int = 0  # at the end of the step, as above; 0: unknown
     reserved_bytes: int = 0  # what the GPU allocator holds, with cached blocks; 0: no GPU
     # Where the step's time went (PHASES); of a GPU: the device's own seconds.

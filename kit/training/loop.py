@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kit.base.compiler import compiler_error, compiler_errors
 from kit.base.errors import Diverged, KitError
-from kit.base.hardware import is_oom, memory_in_use, peak_memory_bytes, release_memory
+from kit.base.hardware import is_oom, memory_used, release_memory
 from kit.model.sequence import Batch, EffectiveBatch
 from kit.model.text_attention import max_text_tokens
 from kit.training import checkpoint
@@ -82,8 +82,7 @@ def train(
             step_s=step_s,
             unix_s=time.time(),
             eval_s=time.perf_counter() - started_s - step_s,
-            memory_bytes=peak_memory_bytes(trainer.hw.device),
-            **memory_in_use(trainer.hw.device),
+            **memory_used(trainer.hw.device, trainer.before_bytes),
             **trainer.clock.read(),
             note=trainer.pop_notes(),
             epoch=(batch.position or {}).get("epoch"),

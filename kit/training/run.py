@@ -107,13 +107,14 @@ class TrainingRun:
         return Trainer(model, config, self.speed, self.hw, finetuning, self.ranks)
 
     def _train(self, stop: Callable[[], bool]) -> Iterator[StepEvent]:
+        before_bytes = reset_peak_memory(self.hw.device)
         self.trainer = trainer = self.build_trainer()
+        trainer.before_bytes = before_bytes
         seed_rank(self.ranks, self.config.seed, 0)
         resumed = self._resume()
         require_same(self.ranks, "precision", trainer.applied.precision)
         require_same(self.ranks, "the step they resume from", trainer.step)
         trainer.notes = [*trainer.applied.notes, *resumed, *self.notes]
-        reset_peak_memory(self.hw.device)
         # Ends at the `break`, or with the error of a step that no rollback is left for.
         for rollbacks_left in range(self.config.rollbacks, -1, -1):
             try:

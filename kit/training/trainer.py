@@ -125,6 +125,7 @@ class Trainer:
         self.step = 0
         self.position = None
         self.micro_rows = 0  # limit on rows of a pass since memory ran out; 0: none
+        self.before_bytes = 0  # see `memory_used`
         self.graphs = None
         if self.applied.on("cuda_graphs") and not config.detect_anomaly:
             self.graphs = PassGraphs(self)

@@ -19,6 +19,8 @@ RECENT = 1000  # newest rows that count
 # passes a model that has memorised it gets worse on everything else.
 VALIDATED_PASSES = 2
 VALIDATED_STEPS = 50
+START_S = 8  # of a process until its first step: torch, the model, the data
+CHANGED = 0.15  # share by which an estimate may differ before a new one is said
 SESSION_HOURS = 12  # of Colab's free tier, at most
 TOO_FEW = 0.2  # of a preset's steps, below which a voice mumbles
 TINY_INSTEAD = (
@@ -99,7 +101,7 @@ def estimate_time(
         clear = min(budget.min_steps, 2 * fitting)
         taken = min(steps, max(fitting, clear, 2 * config.warmup_steps, 1))
     left = max(0, taken - done)
-    left_s = left * step_s
+    left_s = left * step_s + (START_S if left else 0)
     if taken == steps:
         to_go = f"{left:,} of them to go, " if done else ""
         text = f"Training: {steps:,} steps of {step_s:.2g} s, {to_go}about {clock(left_s)}."
@@ -119,6 +121,18 @@ def estimate_time(
             "notebook again then, and training resumes from its last checkpoint."
         )
     return config.for_steps(taken), text
+
+
+def estimate_again(rows: list[dict], config: TrainConfig, estimated_step_s: float) -> str:
+    """What the steps so far say of the time to go, if it differs from the estimate; else ""."""
+    step_s = seconds_per_step(rows, config)
+    if abs(step_s - estimated_step_s) <= CHANGED * estimated_step_s:
+        return ""
+    left = rows[-1]["steps"] - rows[-1]["step"]
+    return (
+        f"a step takes {step_s:.2g} s and not {estimated_step_s:.2g} s as estimated: "
+        f"{clock(left * step_s)} to go, not {clock(left * estimated_step_s)}"
+    )
 
 
 def stored_bytes(

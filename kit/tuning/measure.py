@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-import psutil
 import torch
 
 from kit.base import hardware
@@ -171,7 +170,7 @@ def run_variant(task: Task, config: TrialConfig, on: Sequence[str]) -> dict:
     memory over what it held before the model was made.
     """
     torch.set_num_threads(task.threads)
-    idle_bytes = psutil.Process().memory_info().rss if task.hw.device == "cpu" else 0
+    before_bytes = hardware.reset_peak_memory(task.hw.device)
     torch.manual_seed(task.train.seed)
     with torch.device(task.hw.device):  # drawn there: seconds less at 441 million weights
         model = SpeechGPT(task.model)
@@ -214,7 +213,7 @@ def run_variant(task: Task, config: TrialConfig, on: Sequence[str]) -> dict:
         "loss": sum(event.loss for event in last) / len(last),
         "skipped": sum(not math.isfinite(event.grad_norm) for event in events),
         "warmup_s": warmup_s,
-        "peak_memory_bytes": hardware.peak_memory_bytes(task.hw.device) - idle_bytes,
+        "peak_memory_bytes": hardware.memory_used(task.hw.device, before_bytes)["memory_bytes"],
         "recompilations": trainer.compilations - compiled,
         "precision": precision,
         "attention": trainer.applied.ran("sdpa"),

@@ -18,13 +18,16 @@ from kit.base.errors import KitError
 from kit.base.formatting import format_gib
 from kit.base.hardware import Hardware, is_here, is_oom, release_memory, silence_profiler
 from kit.model.gpt import SpeechGPT
+from kit.model.lora import merged
 from kit.model.sequence import EffectiveBatch, pack
 from kit.settings import GPTConfig, SpeedConfig, TrainConfig
 from kit.training.config import Finetuning
 from kit.training.loop import end_step, forward_backward, gradient_norm, train, update
 from kit.training.optim import eight_bit_adamw
 from kit.training.passes import FIRST_RECORDING
+from kit.training.run import validation_loss
 from kit.training.trainer import Trainer
+from kit.tuning import estimate
 from kit.tuning.memory_plan import Workload, has_8bit_adamw
 
 CPU_RESERVE_BYTES = 2**29  # resident memory of a process beyond what its tensors take
@@ -286,7 +289,25 @@ def measure_peak(step: Callable[[], float | None], device: str) -> dict:
     return {"measured_bytes": measured, "reserved_bytes": None, "step_s": step_s}
 
 
-def trial_rows(
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What some steps of a new model took."""
+
+    rows: list[dict]  # of a log
+    validation_s: float  # one validation of the weights and of their average
+    gate_s: float  # one evaluation by the gate; an untrained voice speaks to its limit
+
+    def seconds_per_step(self, config: TrainConfig) -> float:
+        """Seconds of a step with its share of validations and gate evaluations."""
+        seconds = estimate.seconds_per_step(self.rows, config)
+        if config.eval_steps:
+            seconds += self.validation_s / config.eval_steps
+        if config.gate_every:
+            seconds += self.gate_s / config.gate_every
+        return seconds
+
+
+def run_trial(
     model: GPTConfig,
     config: TrainConfig,
     speed: SpeedConfig,
@@ -294,14 +315,19 @@ def trial_rows(
     finetuning: Finetuning,
     batches: Sequence[EffectiveBatch],
     threads: int,
-) -> list[dict]:
-    """Log rows of one real step on each of `batches` of a new model; nothing is saved.
+    validation: Sequence[EffectiveBatch] = (),
+    make_gate: Callable[[], Callable[[SpeechGPT], dict]] | None = None,
+) -> Trial:
+    """Take one real step on each of `batches` with a new model; nothing is saved.
 
-    The batches should be of usual length: the run itself may begin with short sentences.
+    Each batch is used twice, and its second step counts: the first one has a new length and
+    allocates memory, and takes up to half as long again. The batches should be of usual length:
+    the run itself may begin with short sentences.
     """
     torch.set_num_threads(threads)
     speed = dataclasses.replace(speed, compile=False)
     # The run itself may be shorter than the trial, and nothing stops the trial early.
+    batches = [*batches, *batches]
     steps = max(len(batches), config.max_steps)
     config = dataclasses.replace(config.without_gate(), max_steps=steps, early_stopping_patience=0)
     trainer = Trainer(SpeechGPT(model), config, speed, hw, finetuning.without_phases())
@@ -309,4 +335,17 @@ def trial_rows(
     for event in itertools.islice(train(trainer, batches), len(batches)):
         wall_s = event.unix_s - rows[-1]["unix_s"] if rows else None
         rows.append(dataclasses.asdict(event) | {"wall_s": wall_s})
-    return rows
+    trainer.model.eval()
+    began_s = time.perf_counter()
+    if validation:
+        how = (hw.device, trainer.applied.precision, trainer.micro_rows)
+        for _ in range(2 if trainer.ema else 1):
+            validation_loss(trainer.model, validation, *how)
+    validated_s = time.perf_counter()
+    if make_gate:
+        make_gate()(merged(trainer.model))
+    return Trial(
+        rows=rows[len(rows) // 2 :],
+        validation_s=validated_s - began_s,
+        gate_s=time.perf_counter() - validated_s,
+    )

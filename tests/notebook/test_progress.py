@@ -67,7 +67,7 @@ def test_pace_counts_arrivals_and_plain_lines_are_few(capsys):
         lines.show(row | {"step": step}, {"step": str(step)}, [])
     assert capsys.readouterr().out.count("\n") == 1  # all within 2 s
     row = {"step": 1, "steps": 9, "loss": None, "lr": 2e-4, "memory_bytes": 2**30}
-    texts = {"step": "1 / 9", "learning rate": "0.0002", "peak memory": "1.00 GiB"}
+    texts = {"step": "1 / 9", "learning rate": "0.0002", "RAM of training, peak": "1.00 GiB"}
     assert progress_texts(row, Pace()) == texts
 
 

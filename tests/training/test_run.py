@@ -23,7 +23,7 @@ from kit.settings import SpeedConfig
 from kit.training import checkpoint
 from kit.training.config import FULL
 from kit.training.logs import read_log, summary
-from kit.tuning.preflight import trial_rows
+from kit.tuning.preflight import run_trial
 
 ON = {"ema": True}
 BUSY = dataclasses.replace(TRAIN, max_steps=40, save_steps=1)  # mostly writing checkpoints
@@ -288,9 +288,11 @@ def test_switches_may_change_between_two_halves(whole, tmp_path):
 def test_trial_steps_leave_no_trace(whole, tmp_path):
     session = tiny_session(tmp_path)
     usual = list(itertools.islice(session.make_batches(None, 2), 3))
-    rows = trial_rows(session.model, TRAIN, SpeedConfig(ema=True), CPU, FULL, usual, threads=1)
-    assert [row["step"] for row in rows] == [1, 2, 3]
-    assert rows[0]["wall_s"] is None and all(row["wall_s"] > 0 for row in rows[1:])
+    ema = SpeedConfig(ema=True)
+    trial = run_trial(session.model, TRAIN, ema, CPU, FULL, usual, 1, session.validation)
+    assert [row["step"] for row in trial.rows] == [4, 5, 6], "of each batch the second step"
+    assert all(row["wall_s"] > 0 for row in trial.rows)
+    assert trial.validation_s > 0
     assert not list(tmp_path.iterdir())
     assert [figures(e) for e in session.run(ON, Event())] == [figures(e) for e in whole[1]]
 

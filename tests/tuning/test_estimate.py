@@ -7,16 +7,19 @@ from types import SimpleNamespace
 import pytest
 
 from kit.base.errors import KitError
+from kit.base.formatting import clock
 from kit.settings import TimeBudget, TrainConfig
 from kit.tuning.estimate import (
     RECENT,
     describe_epochs,
     disk_warning,
+    estimate_again,
     estimate_time,
     resolve_steps,
     seconds_per_step,
     stored_bytes,
 )
+from kit.tuning.preflight import Trial
 
 GB = 10**9
 CONFIG = TrainConfig(max_steps=10_000, eval_steps=50, save_steps=100, save_total_limit=2)
@@ -29,7 +32,14 @@ def log(steps: int, step_s=1.0, validation_s=0.0, save_s=0.0, config=CONFIG, fir
         judged = step % config.eval_steps == 0
         wall_s = step_s + judged * validation_s + save_s * ((step - 1) % config.save_steps == 0)
         wall_s = None if step == first else wall_s
-        rows.append({"step": step, "val_loss": 2.0 if judged else None, "wall_s": wall_s})
+        rows.append(
+            {
+                "step": step,
+                "steps": config.max_steps,
+                "val_loss": 2.0 if judged else None,
+                "wall_s": wall_s,
+            }
+        )
     return rows
 
 
@@ -93,6 +103,23 @@ def test_a_step_has_its_share_of_validation_checkpoints_and_gate():
     assert seconds_per_step(rows, CONFIG) == pytest.approx(1 + 10 / 50 + 5 / 100 + 1)
 
 
+def test_a_new_estimate_is_said_where_steps_take_another_time():
+    rows = log(100, step_s=1.0)
+    assert estimate_again(rows, CONFIG, 1.1) == "" == estimate_again(rows, CONFIG, 0.9)
+    left = rows[-1]["steps"] - 100
+    said = estimate_again(rows, CONFIG, 0.5)
+    assert "1 s" in said and "0.5 s" in said
+    assert clock(left) in said and clock(left * 0.5) in said
+
+
+def test_a_trial_counts_what_judges_the_voice():
+    rows = log(9, step_s=1.0)
+    trial = Trial(rows=rows, validation_s=10.0, gate_s=40.0)
+    config = dataclasses.replace(CONFIG, eval_steps=50, gate_every=100)
+    assert trial.seconds_per_step(config) == pytest.approx(1 + 10 / 50 + 40 / 100)
+    assert trial.seconds_per_step(config.without_gate()) == pytest.approx(1 + 10 / 50)
+
+
 def test_a_pause_between_sessions_and_a_closed_lid_do_not_count():
     rows = log(150) + log(150, first=151)
     rows[60]["wall_s"] = 8 * 3600.0
@@ -122,7 +149,7 @@ def test_a_slower_machine_trains_what_fits_into_the_budget_and_says_why():
     config, said = estimate_time(LONG, 0.72, BUDGET, SLOW)
     assert config.max_steps == 1000 and config.schedule == LONG.schedule
     assert config == LONG.for_steps(1000)
-    for fact in ("3,400 steps", "40:48", "12 minutes", "1,000", "12:00", "MAX_STEPS = 3400", SLOW):
+    for fact in ("3,400 steps", "40:48", "12 minutes", "1,000", "12:08", "MAX_STEPS = 3400", SLOW):
         assert fact in said
 
 
@@ -130,7 +157,7 @@ def test_too_few_steps_for_a_clear_voice_take_up_to_twice_the_minutes():
     budget = dataclasses.replace(BUDGET, min_steps=1500)
     config, said = estimate_time(LONG, 0.72, budget, SLOW)
     assert config.max_steps == 1500
-    for fact in ("12 minutes", "1,000 steps", "1,500", "18:00"):
+    for fact in ("12 minutes", "1,000 steps", "1,500", "18:08"):
         assert fact in said
     taken = [estimate_time(LONG, step_s, budget, SLOW)[0].max_steps for step_s in (0.4, 1.44)]
     assert taken == [1800, 1000], "enough fit, no more are taken; in twice the minutes"
@@ -145,7 +172,7 @@ def test_where_hardly_any_steps_fit_the_smallest_preset_is_offered():
 
 def test_of_a_resumed_run_the_steps_to_go_are_counted():
     config, said = estimate_time(LONG, 0.5, BUDGET, SLOW, done=400, fixed=True)
-    assert config == LONG and "3,000 of them to go, about 25:00" in said
+    assert config == LONG and "3,000 of them to go, about 25:08" in said
     finished = estimate_time(LONG, 0.5, BUDGET, SLOW, done=3400, fixed=True)[1]
     assert "0 of them to go" in finished
 
