@@ -408,7 +408,7 @@ def resident_bytes() -> int:
 
 
 def reset_peak_memory(device: str) -> int:
-    """Begin to measure `memory_used` anew; return its `before_bytes`."""
+    """Start `memory_used` again from now; return its `before_bytes`."""
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         return 0
