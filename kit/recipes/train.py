@@ -19,7 +19,7 @@ from kit.batches.code_stream import prefetched, validation_batches
 from kit.model import text_attention
 from kit.model.gpt import SpeechGPT
 from kit.model.weights import WEIGHTS, load_model
-from kit.notebook.plots import heatmaps, run_curves
+from kit.notebook.plots import heatmaps, loss_lines, run_curves
 from kit.notebook.progress import Lines, Pace, newest, progress_texts
 from kit.notebook.result import Result
 from kit.recipes.after_training import learn_reader, learn_sound
@@ -292,6 +292,7 @@ class Training(TrainingPlan):
         }
         more = {
             "finished": self.finished,
+            "curve": loss_lines(rows),
             "alignment_head": head and head._asdict(),
             "finetune": finetuning,
             "step_shares": checks.step_shares(rows),
