@@ -63,7 +63,7 @@ def report_page(report: dict, name: str, folder: Path) -> str:
     for section, figures in report.items():
         rows = figures.get("checks") if isinstance(figures, dict) else None
         if rows:
-            cells = [tuple(MARKS.get(cell, cell) for cell in row.values()) for row in rows]
+            cells = [tuple(MARKS.get(cell, str(cell)) for cell in row.values()) for row in rows]
             folded[f"Checks: {section}"] = grid_html([tuple(rows[0]), *cells])
     folded["All figures"] = table_html(report)
     for summary, content in folded.items():
@@ -78,11 +78,11 @@ def verdict(report: dict, name: str) -> str:
     if failed:
         return f"Do not trust this training: {', '.join(failed)} failed in `verify`."
     gate = judged.get("gate")
-    if gate == "passed":
+    if gate == "passed" and {"cer", "cer_floor"} <= judged.keys():
         cer, floor = judged["cer"], judged["cer_floor"]
         return f"The voice passes: {cer:.1%} of its letters are misheard (recordings: {floor:.1%})."
     if gate:
-        return f"The voice does not pass yet: {'; '.join(gate)}."
+        return "The voice passes." if gate == "passed" else f"Not yet: {'; '.join(gate)}."
     done = {"prepare": "codes" in data, "train": train.get("finished"), "evaluate": False}
     command = next(command for command in done if not done[command])
     return f"Not judged yet. Next: python -m kit {command} --run {shlex.quote(name)}"
@@ -97,7 +97,7 @@ def headline_figures(report: dict) -> str:
         beside = "" if floor is None else f"recordings: {floor:.1%} (the noise floor)"
         figures.append(("Character error rate", f"{judged['cer']:.1%}", beside))
     loss, averaged = train.get("val_loss"), train.get("ema_val_loss")
-    if averaged is not None:
+    if None not in (loss, averaged):
         beside = f"averaged weights; the last ones: {loss:.3f}"
         figures.append(("Held-out loss", f"{averaged:.3f}", beside))
     elif loss is not None:

@@ -87,8 +87,12 @@ PASSED = {"gate": "passed", "cer": 0.024, "cer_floor": 0.005}
         ({}, ["Not judged yet", "kit prepare --run 'my voice'"]),
         ({"data": {"codes": "codes/k.json"}}, ["kit train --run"]),
         ({"data": {"codes": "k"}, "train": {"finished": True}}, ["kit evaluate --run"]),
+        ({"eval": {"gate": "passed"}}, ["The voice passes"]),
         ({"eval": PASSED}, ["The voice passes", "2.4%", "0.5%"]),
-        ({"eval": PASSED | {"gate": ["CER: 50.0%", "no end"]}}, ["not pass", "CER: 50.0%; no end"]),
+        (
+            {"eval": PASSED | {"gate": ["CER: 50.0%", "no end"]}},
+            ["Not yet: ", "CER: 50.0%; no end"],
+        ),
         ({"eval": PASSED, "verify": {"failed": ["causality"]}}, ["Do not trust", "causality"]),
     ],
 )
