@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kit.training.logs import held_out_losses
-
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -338,18 +336,6 @@ def smooth(values: np.ndarray, span: int) -> np.ndarray:
 def column(rows: list[dict], key: str) -> np.ndarray:
     """One field of every row as floats; what is missing or None is NaN."""
     return np.array([row.get(key) for row in rows], dtype=float)
-
-
-def loss_lines(rows: list[dict]) -> dict[str, tuple[list, list]]:
-    """(steps, losses) by the name of each line: training, smoothed, and held out."""
-    if not rows:
-        return {}
-    few = thin(rows)
-    losses = smooth(column(few, "loss"), len(few) // 30)
-    lines = {"training": ([row["step"] for row in few], losses.tolist())}
-    for weights, line in held_out_losses(rows).items():
-        lines[f"held out, {weights}"] = line
-    return lines
 
 
 def run_curves(rows: list[dict], live: bool = False) -> Figure:

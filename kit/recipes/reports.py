@@ -16,12 +16,13 @@ from kit.base.errors import KitError
 from kit.base.files import write_atomic
 from kit.base.formatting import figure_text, flat, format_gib, text_grid
 from kit.base.run import Run, find_run, read_run_file, require_run
-from kit.notebook.plots import curves, loss_lines
+from kit.notebook.plots import curves
 from kit.notebook.result import Result, Sound
 from kit.recipes.base_model import MIN_HOURS, too_few_hours
 from kit.recipes.evaluate import voice_checks
 from kit.recipes.open_run import ActiveRun, activate
 from kit.recipes.speak import Speaking
+from kit.recipes.train import loss_lines
 from kit.training.logs import read_log
 from kit.training.switches import load_choice
 from kit.tuning.checks import HEAD, Check, judged, table

@@ -19,7 +19,7 @@ from kit.batches.code_stream import prefetched, validation_batches
 from kit.model import text_attention
 from kit.model.gpt import SpeechGPT
 from kit.model.weights import WEIGHTS, load_model
-from kit.notebook.plots import heatmaps, loss_lines, run_curves
+from kit.notebook.plots import column, heatmaps, run_curves, smooth, thin
 from kit.notebook.progress import Lines, Pace, newest, progress_texts
 from kit.notebook.result import Result
 from kit.recipes.after_training import learn_reader, learn_sound
@@ -369,3 +369,15 @@ def profile(run: str) -> Result:
         f"No training of `{folder.name}` runs on this machine, or it ended before ten steps were "
         f"profiled. Start it ({command}), and give this command beside it."
     )
+
+
+def loss_lines(rows: list[dict]) -> dict[str, tuple[list, list]]:
+    """(steps, losses) by the name of each line: training, smoothed, and held out."""
+    if not rows:
+        return {}
+    few = thin(rows)
+    losses = smooth(column(few, "loss"), len(few) // 30)
+    lines = {"training": ([row["step"] for row in few], losses.tolist())}
+    for weights, line in logs.held_out_losses(rows).items():
+        lines[f"held out, {weights}"] = line
+    return lines
