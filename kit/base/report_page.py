@@ -81,8 +81,11 @@ def verdict(report: dict, name: str) -> str:
     if gate == "passed" and {"cer", "cer_floor"} <= judged.keys():
         cer, floor = judged["cer"], judged["cer_floor"]
         return f"The voice passes: {cer:.1%} of its letters are misheard (recordings: {floor:.1%})."
+    if gate == "passed":
+        return "The voice passes."
     if gate:
-        return "The voice passes." if gate == "passed" else f"Not yet: {'; '.join(gate)}."
+        more = f" ({len(gate) - 1} more under All figures, eval.gate)" if len(gate) > 1 else ""
+        return f"Not yet: {gate[0]}{more}."
     done = {"prepare": "codes" in data, "train": train.get("finished"), "evaluate": False}
     command = next(command for command in done if not done[command])
     return f"Not judged yet. Next: python -m kit {command} --run {shlex.quote(name)}"

@@ -91,7 +91,7 @@ PASSED = {"gate": "passed", "cer": 0.024, "cer_floor": 0.005}
         ({"eval": PASSED}, ["The voice passes", "2.4%", "0.5%"]),
         (
             {"eval": PASSED | {"gate": ["CER: 50.0%", "no end"]}},
-            ["Not yet: ", "CER: 50.0%; no end"],
+            ["Not yet: CER: 50.0%", "1 more"],
         ),
         ({"eval": PASSED, "verify": {"failed": ["causality"]}}, ["Do not trust", "causality"]),
     ],
