@@ -157,7 +157,9 @@ def test_every_setting_and_parameter_that_a_notebook_names_is_one(path):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_link_leads_to_a_file(page):
-    targets = re.findall(r"\]\(([^)#]+)(?:#([^)]*))?\)", page.read_text(encoding="utf-8"))
+    content = page.read_text(encoding="utf-8")
+    targets = re.findall(r"\]\(([^)#]+)(?:#([^)]*))?\)", content)
+    targets += [(name, "") for name in re.findall(r'<img src="([^"]+)"', content)]
     own = [(page.parent / name, part) for name, part in targets if not name.startswith("http")]
     assert not [str(path) for path, _ in own if not path.exists()]
     for path, part in own:

@@ -1,16 +1,8 @@
 """Names, paths, sizes, durations and errors as text; figures as tables of text or HTML."""
 
-import base64
 import difflib
 import html
 import math
-from pathlib import Path
-
-PAGE_STYLE = (
-    "body{font:15px/1.5 system-ui,sans-serif;max-width:52rem;margin:2rem auto;padding:0 1rem}"
-    "td{padding:.15rem .8rem;border-bottom:1px solid #ddd;vertical-align:top}"
-    "audio{display:block;width:100%;margin:.2rem 0 1rem}"
-)
 
 
 def nearest(name: str, known) -> str:
@@ -103,12 +95,14 @@ def _html_row(cells: tuple[str, ...], tag: str) -> str:
 
 
 def flat(figures: dict, prefix: str = "") -> list[tuple[str, object]]:
-    """Return nested figures as (dotted name, value) pairs, without lists of samples and checks."""
+    """Return nested figures as (dotted name, value) pairs, without samples, checks and curves."""
     rows = []
     for key, value in figures.items():
+        if key in ("samples", "checks", "curve"):
+            continue
         if isinstance(value, dict):
             rows += flat(value, f"{prefix}{key}.")
-        elif key not in ("samples", "checks"):
+        else:
             rows.append((prefix + key, value))
     return rows
 
@@ -127,43 +121,3 @@ def replace_non_finite(figures):
     if isinstance(figures, list | tuple):
         return [replace_non_finite(value) for value in figures]
     return None if isinstance(figures, float) and not math.isfinite(figures) else figures
-
-
-SAMPLE_KINDS = (
-    "recording: the original. held_out raw and ema: the last and the averaged weights, with one "
-    "candidate. All others: the voice as it speaks, with the best of several candidates."
-)
-
-
-def report_page(report: dict, folder: Path) -> str:
-    """Return the record of the run in `folder` as one self-contained HTML page."""
-    samples = report.get("samples", [])
-    texts = [sample["text"] for sample in samples]
-    together = sorted(samples, key=lambda sample: texts.index(sample["text"]))
-    players = "".join(_player(sample, folder) for sample in together)
-    if players:
-        players = f"<h2>Samples</h2><p>{SAMPLE_KINDS}</p>{players}"
-    checks = ""
-    for section, figures in report.items():
-        rows = figures.get("checks") if isinstance(figures, dict) else None
-        if rows:
-            cells = [tuple(rows[0]), *(tuple(map(str, row.values())) for row in rows)]
-            checks += f"<h2>Checks: {html.escape(section)}</h2>{grid_html(cells)}"
-    head = f"<meta charset=utf-8><title>Run record</title><style>{PAGE_STYLE}</style>"
-    title = f"<h1>{html.escape(folder.name)}</h1>"
-    figures = f"<h2>Figures</h2>{table_html(report)}"
-    return f"<!doctype html>{head}{title}{players}{checks}{figures}"
-
-
-def _player(sample: dict, folder: Path) -> str:
-    """Return a sample as an audio player; "" if its file is gone."""
-    path = (folder / sample["wav"]).resolve()
-    # The page may be sent to others: no file from outside the run's folder goes into it.
-    if not path.is_relative_to(folder.resolve()):
-        text = f"{sample['wav']} is left out: it is not in the run's folder."
-        return f"<p>{html.escape(text)}</p>"
-    if not path.is_file():
-        return ""
-    data = base64.b64encode(path.read_bytes()).decode()
-    text = html.escape(f"{sample['text']} ({Path(sample['wav']).stem})")
-    return f"<p>{text}<audio controls src='data:audio/wav;base64,{data}'></audio></p>"

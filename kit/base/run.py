@@ -21,9 +21,10 @@ from kit.base import config
 from kit.base.config import load_preset, merge
 from kit.base.errors import KitError
 from kit.base.files import make_folder, require_folder_name, write_atomic
-from kit.base.formatting import nearest, replace_non_finite, report_page, shorten
+from kit.base.formatting import nearest, replace_non_finite, shorten
 from kit.base.hardware import choose_preset, detect, versions
 from kit.base.lock import held
+from kit.base.report_page import report_page
 
 # Command-line names of the notebooks whose figures others need.
 COMMANDS = {
@@ -137,7 +138,8 @@ class Run:
             report |= demo_times(report, self.folder)
             plain = json.dumps(report, indent=1, ensure_ascii=False)
             write_atomic(self.folder / "report.json", plain)
-            write_atomic(self.folder / "report.html", report_page(report, self.folder))
+            page = report_page(report, self.name, self.folder)
+            write_atomic(self.folder / "report.html", page)
         return report
 
 

@@ -223,7 +223,8 @@ class Evaluation:
         judged = voice_checks(self.active_run, scores.figures(), floor_cer)
         faults = checks.problems(judged)
         line = "Not yet: " + "; ".join(faults) if faults else "The voice passes."
-        result = self.record(line, {"gate": faults or "passed"}, grid=checks.table(judged))
+        figures = scores.figures() | {"cer_floor": floor_cer, "gate": faults or "passed"}
+        result = self.record(line, figures, grid=checks.table(judged))
         return dataclasses.replace(result, failed=bool(faults))
 
     def judges(self) -> Result:

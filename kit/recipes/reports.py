@@ -16,13 +16,14 @@ from kit.base.errors import KitError
 from kit.base.files import write_atomic
 from kit.base.formatting import figure_text, flat, format_gib, text_grid
 from kit.base.run import Run, find_run, read_run_file, require_run
-from kit.notebook.plots import column, curves, smooth, thin
+from kit.notebook.plots import curves
 from kit.notebook.result import Result, Sound
 from kit.recipes.base_model import MIN_HOURS, too_few_hours
 from kit.recipes.evaluate import voice_checks
 from kit.recipes.open_run import ActiveRun, activate
 from kit.recipes.speak import Speaking
-from kit.training.logs import held_out_losses, read_log
+from kit.recipes.train import loss_lines
+from kit.training.logs import read_log
 from kit.training.switches import load_choice
 from kit.tuning.checks import HEAD, Check, judged, table
 
@@ -150,13 +151,8 @@ class Compare:
         """(steps, losses) by the name of each curve: training, smoothed, and held out."""
         lines = {}
         for name, run in self.runs.items():
-            rows = read_log(run.folder / "train.jsonl")
-            if rows:
-                few = thin(rows)
-                losses = smooth(column(few, "loss"), len(few) // 30)
-                lines[f"{name}, training"] = (column(few, "step"), losses)
-            for weights, line in held_out_losses(rows).items():
-                lines[f"{name}, held out, {weights}"] = line
+            own = loss_lines(read_log(run.folder / "train.jsonl"))
+            lines |= {f"{name}, {what}": line for what, line in own.items()}
         return lines
 
     def figures(self) -> list[tuple[str, ...]]:

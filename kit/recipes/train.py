@@ -19,7 +19,7 @@ from kit.batches.code_stream import prefetched, validation_batches
 from kit.model import text_attention
 from kit.model.gpt import SpeechGPT
 from kit.model.weights import WEIGHTS, load_model
-from kit.notebook.plots import heatmaps, run_curves
+from kit.notebook.plots import column, heatmaps, run_curves, smooth, thin
 from kit.notebook.progress import Lines, Pace, newest, progress_texts
 from kit.notebook.result import Result
 from kit.recipes.after_training import learn_reader, learn_sound
@@ -310,6 +310,7 @@ class Training(TrainingPlan):
         }
         more = {
             "finished": self.finished,
+            "curve": loss_lines(rows),
             "alignment_head": head and head._asdict(),
             "finetune": finetuning,
             "step_shares": checks.step_shares(rows),
@@ -386,3 +387,15 @@ def profile(run: str) -> Result:
         f"No training of `{folder.name}` runs on this machine, or it ended before ten steps were "
         f"profiled. Start it ({command}), and give this command beside it."
     )
+
+
+def loss_lines(rows: list[dict]) -> dict[str, tuple[list, list]]:
+    """(steps, losses) by the name of each line: training, smoothed, and held out."""
+    if not rows:
+        return {}
+    few = thin(rows)
+    losses = smooth(column(few, "loss"), len(few) // 30)
+    lines = {"training": ([row["step"] for row in few], losses.tolist())}
+    for weights, line in logs.held_out_losses(rows).items():
+        lines[f"held out, {weights}"] = line
+    return lines

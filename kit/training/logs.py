@@ -276,6 +276,7 @@ def summary(rows: list[dict]) -> dict:
         "epochs": rows[-1].get("epoch"),
         "steps_per_s": len(rows) / seconds,
         "tokens_per_s": sum(row["tokens"] for row in rows) / seconds,
+        "seconds": sum(row.get("wall_s") or row["step_s"] for row in rows),  # validation, too
         "peak_memory_bytes": max(row["memory_bytes"] for row in rows),
         "loss": rows[-1]["loss"],
         "val_loss": validated.get("val_loss", math.nan),

@@ -15,7 +15,8 @@ from helpers import RATE, speech
 
 from kit.__main__ import parser
 from kit.base.errors import KitError
-from kit.base.formatting import grid_html, report_page, text_grid
+from kit.base.formatting import grid_html, text_grid
+from kit.base.report_page import loss_curve, report_page, verdict
 from kit.base.run import Run, find_run, git_state, runs_folder
 
 
@@ -75,6 +76,60 @@ def test_the_page_is_self_contained_and_escapes_text(run):
     assert tags.count("audio") == 1 and not {"script", "b", "link", "img"} & set(tags)
     assert re.findall(r"(?:src|href)=.(.{22})", page) == ["data:audio/wav;base64,"]
     assert html.unescape(page).count(nasty) == 3
+
+
+PASSED = {"gate": "passed", "cer": 0.024, "cer_floor": 0.005}
+
+
+@pytest.mark.parametrize(
+    "report, facts",
+    [
+        ({}, ["Not judged yet", "kit prepare --run 'my voice'"]),
+        ({"data": {"codes": "codes/k.json"}}, ["kit train --run"]),
+        ({"data": {"codes": "k"}, "train": {"finished": True}}, ["kit evaluate --run"]),
+        ({"eval": {"gate": "passed"}}, ["The voice passes"]),
+        ({"eval": PASSED}, ["The voice passes", "2.4%", "0.5%"]),
+        (
+            {"eval": PASSED | {"gate": ["CER: 50.0%", "no end"]}},
+            ["Not yet: CER: 50.0%", "1 more"],
+        ),
+        ({"eval": PASSED, "verify": {"failed": ["causality"]}}, ["Do not trust", "causality"]),
+    ],
+)
+def test_the_page_begins_with_a_verdict_or_what_comes_next(tmp_path, report, facts):
+    sentence = verdict(report, "my voice")
+    assert all(fact in sentence for fact in facts)
+    assert html.escape(sentence) in report_page(report, "my voice", tmp_path).split("<dl>")[0]
+
+
+def test_the_page_has_figures_then_the_curve_then_a_row_of_players_for_each_sentence(run):
+    soundfile.write(run.path("samples", "a.wav"), speech(0.1), RATE)
+    names = [f"held_out-{n}-{kind}" for n in range(2) for kind in ("recording", "raw", "best")]
+    names += ["long-0-ema", "held_out-2-raw"]
+    samples = []
+    for name in names:
+        (run.folder / "samples" / f"{name}.wav").symlink_to("a.wav")
+        split, number, _ = name.split("-")
+        samples.append({"text": f"t{number}", "wav": f"samples/{name}.wav", "split": split})
+    train = {"val_loss": 1.279, "ema_val_loss": 1.171, "seconds": 125, "steps": 3000}
+    train |= {"peak_memory_bytes": 2**30, "curve": {"training": [[1, 2], [7.4, 1.3]]}}
+    run.record(samples=samples, train=train, eval=PASSED, infer={"real_time_factor": 0.19})
+    page = (run.folder / "report.html").read_text(encoding="utf-8")
+    figures, rest = page.split("</dl>")
+    shown = re.findall("<b>(.*?)</b>", figures)
+    assert shown == ["2.4%", "1.171", "2:05", "1.00 GiB", "0.19"]
+    curve, players, *folded = re.split("<table class=players>", rest)
+    assert curve.startswith("<figure>") and "polyline" in curve and "1.300" in curve
+    rows = players.split("</table>")[0].split("<tr>")[2:]
+    assert [row.count("<audio") for row in rows] == [3, 3, 1]
+    assert [re.match("<td>(t.)<", row)[1] for row in rows] == ["t0", "t1", "t2"]
+    assert len(folded) == 1 and "<details>" in players and "curve" not in folded[0]
+
+
+def test_a_loss_that_was_not_finite_is_left_out_of_the_curve():
+    curve = loss_curve({"training": [[1, 2, 4], [8.0, None, 2.0]], "held out": [[3], [None]]})
+    assert "points='25.00,0.00 100.00,75.00'" in curve
+    assert loss_curve({}) == "" == loss_curve({"training": [[1], [None]]})
 
 
 def test_a_run_keeps_its_preset_and_its_data_for_life(place):
@@ -150,7 +205,8 @@ def test_no_file_from_outside_the_run_goes_into_the_page(tmp_path, way):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "link.wav").symlink_to(secret)
     wav = {"absolute": str(secret), "above": "../secret.wav", "link": "link.wav"}[way]
-    page = report_page({"samples": [{"text": "a", "wav": wav, "split": "b"}]}, tmp_path / "run")
+    sample = {"text": "a", "wav": wav, "split": "b"}
+    page = report_page({"samples": [sample]}, "run", tmp_path / "run")
     assert base64.b64encode(secret.read_bytes()).decode() not in page
     assert f"{wav} is left out" in page
 

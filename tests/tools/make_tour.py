@@ -1,7 +1,7 @@
-"""Write docs/tour.md from the executed notebooks of a run: what every notebook shows, to look at.
+"""Write docs/tour.md from the executed notebooks of a run: what each of them shows, to look at.
 
 `python tests/tools/make_tour.py runs/demo`: texts come from notebooks/ as they are, pictures and
-sounds from the run, matched by cell id.
+sounds from the run's own copies, matched by cell id. What was not executed is left out.
 """
 
 import base64
@@ -21,13 +21,14 @@ MAX_LINES = 6  # of what a cell prints
 MAX_SOUNDS = 2  # of a cell
 WIDTH_PX = 900
 ALT = re.compile(r"<img[^>]*? alt='([^']*)'")
-DATA = re.compile(r"<(img|audio)[^>]*?src='data:[a-z]+/[a-z]+;base64,([^']+)'[^>]*>")
+DATA = re.compile(r"<(img|audio|source)[^>]*?src=['\"]data:[a-z]+/[a-z]+;base64,([^'\"]+)")
+HIDDEN = re.compile(r"<(table|audio)\b.*?</\1>", re.DOTALL)  # what has no sentence
 TAG = re.compile(r"<(?:br|/p|/tr|/h\d)[^>]*>")
 
 
 def save_picture(data: bytes, name: str, caption: str) -> str:
     """Save a PNG of few colours; returns the Markdown that shows it."""
-    picture = Image.open(io.BytesIO(data)).convert("RGB")
+    picture = Image.open(io.BytesIO(data)).convert("RGBA")
     if picture.width > WIDTH_PX:
         height = round(picture.height * WIDTH_PX / picture.width)
         picture = picture.resize((WIDTH_PX, height), Image.Resampling.LANCZOS)
@@ -43,9 +44,8 @@ def save_sound(data: bytes, name: str, _caption: str) -> str:
 
 
 def plain(html: str) -> str:
-    """The first line of an HTML output, without tables."""
-    text = re.sub(r"<table.*?</table>", "", html, flags=re.DOTALL)
-    text = re.sub(r"<[^>]+>", "", TAG.sub("\n", text))
+    """The first line of an HTML output, without tables and players."""
+    text = re.sub(r"<[^>]+>", "", TAG.sub("\n", HIDDEN.sub("", html)))
     return next((line.strip() for line in unescape(text).splitlines() if line.strip()), "")
 
 
@@ -55,7 +55,7 @@ def shown(outputs: list, name: str) -> list[str]:
     for output in outputs:
         data = output.get("data", {})
         html = data.get("text/html", "")
-        sentence = plain(DATA.sub("", html)) if html else ""
+        sentence = plain(html)
         lines += filter(None, [sentence])
         described = ALT.search(html)  # of a picture that a cell shows by itself
         sentence_or_alt = sentence or (unescape(described[1]) if described else "A picture")
@@ -63,7 +63,7 @@ def shown(outputs: list, name: str) -> list[str]:
         contents = [("img", data["image/png"])] if "image/png" in data else DATA.findall(html)
         for kind, content in contents:
             save = save_picture if kind == "img" else save_sound
-            sounds += kind == "audio"
+            sounds += kind != "img"
             if kind == "img" or sounds <= MAX_SOUNDS:
                 lines.append(save(base64.b64decode(content), f"{name}-{len(lines)}", caption))
         if output.output_type == "stream" and output.name == "stdout":
@@ -78,14 +78,20 @@ def tour_of(path: Path, executed: Path) -> list[str]:
     cells = nbformat.read(executed, as_version=4).cells
     outputs = {cell.id: cell.outputs for cell in cells if cell.cell_type == "code"}
     notebook = nbformat.read(path, as_version=4)
-    title, *paragraphs = notebook.cells[0].source.split("\n\n")
-    lines = [f"#{title}", f"[The notebook](../notebooks/{path.name})", paragraphs[2]]
+    short = path.stem.split("_")[0]  # 00 to 07, or your
+    first = notebook.cells[0]
+    title, *paragraphs = first.source.split("\n\n")
+    lines = [f"#{title}", f"[The notebook](../notebooks/{path.name})"]
+    for picture in first.get("attachments", {}).values():
+        alt = re.search(r"!\[([^]]*)\]\(attachment:", first.source)[1]
+        lines.append(save_picture(base64.b64decode(picture["image/png"]), f"{short}-00", alt))
+    lines.append(next(text for text in paragraphs if not text.startswith(("[!", "!["))))
     text = ""
     for number, cell in enumerate(notebook.cells[1:-1], 1):
         if cell.cell_type == "markdown":
             text = cell.source
             continue
-        result = shown(outputs.get(cell.id, []), f"{path.stem[:2]}-{number:02d}")
+        result = shown(outputs.get(cell.id, []), f"{short}-{number:02d}")
         if any(line.startswith(("![", "[listen")) for line in result):
             lines += [re.sub(r"^##", "###", text), *result]
     return [*lines, notebook.cells[-1].source.replace("## ", "### ")]
