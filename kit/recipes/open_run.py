@@ -67,7 +67,7 @@ class ActiveRun(Run):
             values[SETTINGS_SHOWN:] = [f"and {more} values more ({runs.SETTINGS})"]
         return (
             f"run {self.name} in {self.folder}, preset {self.preset_name}, "
-            + (f"use {self.use}, " if self.use else "")
+            + (f"goal {self.use}, " if self.use else "")
             + (f"set {', '.join(values)}, " if values else "")
             + f"{self.hw.name}, {self.precision.value}, threads: {self.threads.value}"
         )

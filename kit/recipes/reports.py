@@ -169,7 +169,7 @@ class Compare:
         columns = []
         for run in self.runs.values():
             report = run.report()
-            values = {"preset": run.preset_name, "use": run.use or "-"}
+            values = {"preset": run.preset_name, "goal": run.use or "-"}
             values["recordings"] = read_run_file(run.folder / "data") or "-"
             values |= {name: report.get(name, "-") for name in ("device", "git")}
             values |= dict(flat(report.get("versions", {}), "versions."))

@@ -47,7 +47,64 @@ def note(axes: Axes, x: float, y: float, text: str, color="#8a8a8a") -> None:
     axes.text(x, y, text, ha="center", va="center", color=color, fontsize=10)
 
 
-DIAGRAMS = {}  # notebook: a function that draws its figure
+def more_data() -> Figure:
+    """An hour of radio becomes clips: windows, words with times, cuts at pauses, what is left."""
+    figure, axes = canvas(3.9)
+    left, right, height = 2.3, 9.9, 0.5
+    labels = ("a long recording\nand its transcript", "read in windows", "each word gets a time")
+    labels += ("cut at pauses\ninto clips", "what is left\nis listed")
+    rows = [3.25, 2.5, 1.75, 1.0, 0.25]
+    for y, label in zip(rows, labels):
+        note(axes, 1.1, y + height / 2, label)
+    box(axes, left, rows[0], right - left, height, "radio.wav  +  radio.txt")
+    width = (right - left) / 3
+    for number in range(3):
+        x = left + number * width
+        box(axes, x, rows[1], width - 0.08, height, f"window {number + 1}", BLUE)
+    words = {"here": 0.1, "is": 0.72, "the": 1.34, "radio": 2.6, "news": 3.22, "of": 3.84}
+    words |= {"day": 5.2, "one": 5.82, "hello": 6.44}
+    for word, start in words.items():
+        box(axes, left + start, rows[2], 0.58, height, word, BLUE)
+    for name, start, end in (("1", 0.05, 1.97), ("2", 2.55, 4.47), ("3", 5.15, 7.07)):
+        box(axes, left + start, rows[3], end - start, height, f"clip {name}", GREEN)
+    for reason, start, end in (("pause", 1.97, 2.55), ("music", 4.47, 5.15), ("noise", 7.07, 7.6)):
+        box(axes, left + start + 0.03, rows[4], end - start - 0.06, height, "", ORANGE)
+        note(axes, left + start - 0.35, rows[4] + height / 2, reason)
+    for y in rows[:3]:
+        arrow(axes, (1.1, y + 0.02), (1.1, y - 0.18))
+    return figure
+
+
+def finetuning() -> Figure:
+    """The parts of a base model: what stays, what learns, and where new tokens go."""
+    figure, axes = canvas(3.9)
+    box(axes, 0.1, 2.9, 1.9, 0.7, "reference encoder", GRAY)
+    box(axes, 0.1, 1.95, 1.9, 0.7, "rows of the old tokens", GRAY)
+    box(axes, 0.1, 1.35, 1.9, 0.55, "new ones after them", ORANGE)
+    box(axes, 0.1, 0.4, 1.9, 0.7, "codec: sound to codes", GRAY)
+    box(axes, 3.0, 0.6, 3.3, 2.9, "", BLUE)
+    box(axes, 3.2, 1.95, 2.9, 1.1, "its weights", GRAY)
+    box(axes, 3.2, 0.8, 2.9, 0.9, "adapters: small matrices\nbeside them", ORANGE)
+    axes.text(
+        4.65, 3.28, "each layer of the GPT", ha="center", va="center", color="white", fontsize=11
+    )
+    box(axes, 7.3, 1.95, 2.5, 0.7, "rows of the codes", GRAY)
+    box(axes, 7.3, 0.6, 2.5, 0.7, "vocoder: codes to sound", GRAY)
+    for y in (3.25, 2.05, 0.75):
+        arrow(axes, (2.05, y), (2.95, y))
+    arrow(axes, (6.35, 2.3), (7.25, 2.3))
+    arrow(axes, (8.55, 1.9), (8.55, 1.35))
+    box(axes, 6.7, 3.45, 0.25, 0.25, "", GRAY)
+    note(axes, 7.85, 3.57, "frozen: stays as it is")
+    box(axes, 6.7, 3.1, 0.25, 0.25, "", ORANGE)
+    note(axes, 7.35, 3.22, "learns")
+    return figure
+
+
+DIAGRAMS = {  # notebook: a function that draws its figure
+    "06_more_data": more_data,
+    "07_finetune_xtts": finetuning,
+}
 
 
 def attach(name: str, figure: Figure) -> None:

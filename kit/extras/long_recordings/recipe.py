@@ -189,7 +189,7 @@ class MoreText:
         after = tokenizer_report(Tokenizer(path), held_out)
         table = [("", "of the recordings", f"of {self.path.name}")]
         table += [(name, f"{before[name]:.4g}", f"{after[name]:.4g}") for name in COMPARED]
-        return Result(line=f"pieces learned from {self.path}, in {path}", grid=table)
+        return Result(line=f"A tokenizer trained on {self.path}: {path}", grid=table)
 
 
 def load_whisper(name: str, language: str, runs: Path) -> WhisperRecognizer:
