@@ -100,7 +100,7 @@ class Setup:
             measured_bytes=None,
             limit_bytes=limit_bytes,
             device_bytes=run.hw.memory_bytes,
-            title=f"{work.rows} rows of {work.length} tokens on the {run.hw.name}",
+            title=f"{work.rows} examples of {work.length} tokens on the {run.hw.name}",
         )
         line = f"Planned: {format_gib(peak_bytes)} of {format_gib(limit_bytes)}. {verdict}"
         return Result(line=line, pictures=[picture])
