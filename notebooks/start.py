@@ -5,6 +5,4 @@ import sys
 
 os.chdir(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, os.path.dirname(os.getcwd()))
-from kit.recipes.start import set_thread_waiting, start  # noqa: E402, F401
-
-set_thread_waiting()  # before a voice that speaks first loads torch
+from kit.recipes.start import start  # noqa: E402, F401

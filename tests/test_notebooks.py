@@ -39,7 +39,7 @@ def folded(cell) -> bool:
 
 def parse(cell) -> ast.Module:
     """The cell as a syntax tree, its %magic and !shell lines left out."""
-    return ast.parse(re.sub(r"(?m)^(\s*)[%!].*$", r"\1pass", cell.source))
+    return ast.parse(re.sub(r"(?m)^(\s*)(?:\w+ = )?[%!].*$", r"\1pass", cell.source))
 
 
 @each
@@ -200,8 +200,7 @@ def checkout(folder: Path) -> Path:
     (folder / "notebooks").mkdir(parents=True)
     shutil.copy(FOLDER / "start.py", folder / "notebooks")
     (folder / "kit" / "recipes").mkdir(parents=True)
-    defined = "def start(): pass\ndef set_thread_waiting(): pass"
-    (folder / "kit" / "recipes" / "start.py").write_text(defined)
+    (folder / "kit" / "recipes" / "start.py").write_text("def start(): pass")
     return folder
 
 
