@@ -14,6 +14,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from torch.utils.data import DataLoader
 
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
@@ -75,6 +76,33 @@ def test_a_stream_stops_and_resumes_in_a_table_of_a_few_recordings(tmp_path, cap
     (cell,) = (cell for cell in code_cells(FOLDER / "06_more_data.ipynb") if cell.id == "426d49d9")
     exec(cell.source, {"TEXT": str(tmp_path / "text.txt")})
     assert "after 2 records" in capsys.readouterr().out
+
+
+def test_the_stream_of_the_lesson_resumes_exactly_with_workers_and_shards(tmp_path):
+    path = tmp_path / "lines.txt"
+    lines = [f"{number} {'x' * (number % 300)}\n" for number in range(400)]
+    path.write_text("".join(lines), encoding="utf-8")
+    names = {}
+    for cell in code_cells(FOLDER / "01_data_prep.ipynb"):
+        if cell.id == "stream":
+            exec(cell.source, names)
+
+    def read(workers: int, **given) -> list:
+        stream = names["Stream"](path, **given)
+        loader = DataLoader(stream, batch_size=None, num_workers=workers)
+        return [(line, tuple(position)) for line, position in loader]
+
+    whole = read(0, seed=1)
+    assert sorted(line for line, _ in whole) == sorted(lines)
+    shares = [read(2, seed=1, rank=rank, ranks=2) for rank in (0, 1)]
+    assert sorted(line for share in shares for line, _ in share) == sorted(lines)
+    for rank, share in enumerate(shares):
+        for stop in (1, 75, len(share)):
+            left = {"rank": rank, "ranks": 2, "position": share[stop - 1][1]}
+            for workers in (2, 3):
+                assert read(workers, seed=1, **left) == share[stop:], "in the same order, too"
+    orders = [whole, read(0, seed=1, position=(1, 0, 0)), read(0, seed=2)]
+    assert len({tuple(line for line, _ in order) for order in orders}) == 3
 
 
 @each

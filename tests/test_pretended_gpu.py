@@ -103,14 +103,14 @@ def test_00_says_what_follows_from_the_card(card):
     found = list(setup.run())
     precision, kernel, tf32 = FOLLOWS[card.capability]
     preset = next(test_presets.CARDS[key][2] for key, name in NAMES.items() if name == card.name)
-    choices, advice = setup.choices().figures, setup.advice().figures
+    choices = setup.machine().figures
     assert choices["precision"].startswith(f"{precision}: ")
     assert choices["attention kernel"].startswith(f"{kernel}: expected")
     assert choices["torch.compile"].startswith("yes: Triton")
     assert choices["preset for this machine"].startswith(f"{preset}: {card.name} ")
-    assert advice["speed.mixed_precision"].startswith("on")
-    assert advice.get("speed.tf32", "").startswith("on") == tf32
-    assert not advice.get("speed.compile", "").startswith("off")
+    assert choices["speed.mixed_precision"].startswith("on")
+    assert choices.get("speed.tf32", "").startswith("on") == tf32
+    assert not choices.get("speed.compile", "").startswith("off")
     assert any(card.name in title for title in titles(found))
     assert "It fits." in words(found) or "Change: " in words(found)
     assert [reported for reported in CPUS if reported in words(found)] == []

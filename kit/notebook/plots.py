@@ -297,6 +297,25 @@ def _tokens(axes, ids: Sequence[int], start: int, colour: str, name: str) -> Non
     axes.text(start + len(ids) / 2, 1.1, f"{len(ids)} {name}", **look)
 
 
+def padding_picture(batches: dict[str, Sequence], lengths: Sequence[int]) -> Figure:
+    """The first batches (lists of indices into `lengths`) of each way to form them, an example a
+    line: its tokens, and the padding up to the longest of its batch. A title has the share of all.
+    """
+    figure = new_figure(8, 3.2)
+    all_axes = figure.subplots(1, len(batches), sharex=True, squeeze=False)[0]
+    for axes, (name, own) in zip(all_axes, batches.items()):
+        longest = [max(lengths[i] for i in batch) for batch in own]
+        padded = sum(each * len(batch) for each, batch in zip(longest, own))
+        wasted = 1 - sum(lengths[i] for batch in own for i in batch) / padded
+        rows = [(i, each) for each, batch in zip(longest, own) for i in batch][:64]
+        look = {"height": 1.0, "linewidth": 0}
+        axes.barh(range(len(rows)), [each for _, each in rows], color=ORANGE, **look)
+        axes.barh(range(len(rows)), [lengths[i] for i, _ in rows], color=BLUE, **look)
+        axes.invert_yaxis()
+        tidy(axes, "tokens", "example", f"{name}: {wasted:.1%} padding")
+    return figure
+
+
 def timeline(kept: Sequence[tuple], lost: Sequence[tuple], title: str = "") -> Figure:
     """What became of a recording: (start s, end s) spans that are clips, and those in no clip."""
     figure = new_figure(8, 1.5)

@@ -23,7 +23,7 @@ from kit.tuning.estimate import estimate_time
 from kit.tuning.measure import step_seconds
 from kit.tuning.memory_plan import Workload, plan_memory
 from kit.tuning.preflight import change
-from kit.tuning.recommend import advice_table, format_setting, recommend, use_advice
+from kit.tuning.recommend import advice_table, recommend, use_advice
 
 
 class Setup:
@@ -38,30 +38,11 @@ class Setup:
         self.own = own
 
     def run(self) -> Iterator[Result]:
-        steps = (self.machine, self.choices, self.products, self.memory)
-        for step in (*steps, self.advice, self.use, self.time, self.summary):
+        for step in (self.machine, self.products, self.memory, self.time, self.summary):
             yield step()
 
     def machine(self) -> Result:
-        run = self.active
-        hw = run.hw
-        memory = format_gib(hw.memory_bytes)
-        figures = {
-            "run": str(run.folder),
-            "preset": run.preset_name,
-            "device": hw.device,
-            "name": hw.name,
-            "cores": hw.cores,
-            "memory": memory,
-        }
-        if hw.capability:
-            figures["RAM"] = format_gib(hw.ram_bytes)
-            figures["compute capability"] = hardware.format_capability(hw.capability)
-        line = f"{hw.device}: {hw.name}, {memory} of memory"
-        return Result(line=line, figures=figures | hardware.versions())
-
-    def choices(self) -> Result:
-        """What suits the machine, each choice with its reason."""
+        """What this machine is, and what follows from it, each choice with its reason."""
         run = self.active
         hw = run.hw
         choices = {
@@ -71,10 +52,23 @@ class Setup:
             "torch.compile": compiler_available(hw.device),
             "preset for this machine": hardware.choose_preset(hw),
         }
-        run.record(setup={name: choice.value for name, choice in choices.items()})
-        line = ", ".join(f"{name}: {choice.value}" for name, choice in choices.items())
-        reasons = {name: f"{choice.value}: {choice.reason}" for name, choice in choices.items()}
-        return Result(line=line, figures=reasons)
+        values = {name: choice.value for name, choice in choices.items()}
+        run.record(setup=values | {"use": run.use or "none"})
+        figures = {"run": str(run.folder), "preset": run.preset_name, "goal": run.use or "none"}
+        figures |= {"device": f"{hw.device}: {hw.name}", "cores": hw.cores}
+        figures["memory"] = format_gib(hw.memory_bytes)
+        if hw.capability:
+            figures["RAM"] = format_gib(hw.ram_bytes)
+            figures["compute capability"] = hardware.format_capability(hw.capability)
+        figures |= hardware.versions()
+        figures |= {name: f"{choice.value}: {choice.reason}" for name, choice in choices.items()}
+        figures |= advice_table(recommend(hw))
+        if run.use:
+            changes = advice_table(use_advice(run.use))
+            figures |= {f"{name}, for {run.use}": change for name, change in changes.items()}
+        line = f"{hw.device}: {hw.name}, {figures['memory']} of memory\n"
+        line += ", ".join(f"{name}: {value}" for name, value in values.items())
+        return Result(line=line, figures=figures)
 
     def products(self) -> Result:
         """Time one matmul of training size in each precision of this device."""
@@ -106,26 +100,10 @@ class Setup:
             measured_bytes=None,
             limit_bytes=limit_bytes,
             device_bytes=run.hw.memory_bytes,
-            title=f"{work.rows} rows of {work.length} tokens on the {run.hw.name}",
+            title=f"{work.rows} examples of {work.length} tokens on the {run.hw.name}",
         )
         line = f"Planned: {format_gib(peak_bytes)} of {format_gib(limit_bytes)}. {verdict}"
         return Result(line=line, pictures=[picture])
-
-    def advice(self) -> Result:
-        hw = self.active.hw
-        advice = recommend(hw)
-        settings = ", ".join(
-            f"{name}: {format_setting(each['value'])}" for name, each in advice.items()
-        )
-        line = f"What else suits the {hw.name}: {settings or 'nothing known'}"
-        return Result(line=line, figures=advice_table(advice))
-
-    def use(self) -> Result:
-        use = self.active.use
-        self.active.record(setup={"use": use or "none"})
-        if not use:
-            return Result(line="use: none, the preset as it is")
-        return Result(line=f"use: {use}", figures=advice_table(use_advice(use)))
 
     def time(self) -> Result:
         """How long training will take; on a CPU, a few real steps are timed."""

@@ -42,6 +42,7 @@ def test_small_charts_are_pictures():
         plots.timeline([], [(2.0, 2.5)], "talk.wav"),
         plots.timeline([(0.0, 2.0), (2.5, 4.0)], [(2.0, 2.5)], "talk.wav"),
         plots.training_row([5, 0, 7], [3] * 10, np.zeros((80, 20))),
+        plots.padding_picture({"any": [[0, 2], [1]], "by length": [[0, 1], [2]]}, [1, 2, 9]),
         plots.memory_bars(
             {"weights": 2**30, "EMA": 0}, 2**30, None, 10 * 2**30, 16 * 2**30, "a T4"
         ),

@@ -53,8 +53,10 @@ def test_every_step_draws_itself_is_recorded_and_reports_what_is_too_large(run):
     assert run.hw.name in "".join(axes.get_title(loc="left") for axes in picture.axes)
 
 
-def test_matmuls_advice_use_and_time_name_their_values(run):
+def test_matmuls_the_machine_and_time_name_their_values(run):
     assert len(Setup(run).products().pictures) == 1
-    assert re.search(r"speed\.tf32: (on|off),", Setup(run).advice().line)
+    figures = Setup(run).machine().figures
+    assert figures["speed.tf32"].startswith(("on: ", "off: ")) and figures["goal"] == "balanced"
+    assert [name for name in figures if name.endswith(", for balanced")]
     assert "steps of" in str(Setup(run).time())
     assert "built-in" not in str(Setup(run, own=True).time())

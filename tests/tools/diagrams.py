@@ -101,7 +101,61 @@ def finetuning() -> Figure:
     return figure
 
 
+def setup() -> Figure:
+    """What a reader has got, and the notebooks that lead on from there."""
+    figure, axes = canvas(2.75)
+    rows = {
+        "nothing yet": (BLUE, ["01\ndata", "02\ntrain", "03\nevaluate", "04\nspeak"]),
+        "recordings\nof one voice": (GREEN, ["your_voice\nfrom a folder to a typed sentence"]),
+        "a question": (
+            ORANGE,
+            ["05\nwhat helps here?", "06\nlong recordings", "07\nreleased models"],
+        ),
+    }
+    for row, (have, (color, notebooks)) in enumerate(rows.items()):
+        y = 1.95 - 0.92 * row
+        box(axes, 0.1, y, 1.9, 0.7, have)
+        width = (7.2 + 0.4) / len(notebooks) - 0.4
+        for place, name in enumerate(notebooks):
+            x = 2.7 + place * (width + 0.4)
+            box(axes, x, y, width, 0.7, name, color)
+            if place == 0:
+                arrow(axes, (2.0, y + 0.35), (2.7, y + 0.35))
+            elif color == BLUE:
+                arrow(axes, (x - 0.4, y + 0.35), (x, y + 0.35))
+    return figure
+
+
+def data_prep() -> Figure:
+    """From recordings and texts to batches."""
+    figure, axes = canvas(2.6)
+    lines = {
+        "recordings": (1.65, "codec", "codes", "370 49 361 ..."),
+        "texts": (0.25, "tokenizer", "tokens", "12 7 155 ..."),
+    }
+    for name, (y, network, numbers, example) in lines.items():
+        box(axes, 0.1, y, 1.5, 0.7, name)
+        arrow(axes, (1.6, y + 0.35), (2.2, y + 0.35))
+        box(axes, 2.2, y, 1.5, 0.7, network, BLUE)
+        arrow(axes, (3.7, y + 0.35), (4.3, y + 0.35))
+        box(axes, 4.3, y, 1.7, 0.7, f"{numbers}\n{example}", GREEN)
+        arrow(axes, (6.0, y + 0.35), (6.6, 1.3))
+    arrow(axes, (0.6, 1.65), (0.6, 0.95))
+    arrow(axes, (0.6, 0.95), (0.6, 1.65))
+    note(axes, 1.55, 1.3, "do they match?")
+    box(axes, 6.6, 0.95, 1.4, 0.7, "on disk", GREEN)
+    arrow(axes, (8.0, 1.3), (8.5, 1.3))
+    box(axes, 8.5, 0.95, 1.4, 0.7, "batches", ORANGE)
+    note(axes, 8.3, 0.45, "shuffled, similar lengths,\nresumed exactly")
+    return figure
+
+
+# notebook: a function that draws its figure
+
+
 DIAGRAMS = {  # notebook: a function that draws its figure
+    "00_setup": setup,
+    "01_data_prep": data_prep,
     "06_more_data": more_data,
     "07_finetune_xtts": finetuning,
 }
