@@ -195,10 +195,10 @@ class YourVoice:
             steps = training.config.max_steps
             estimate = {"steps": steps, "seconds": steps * training.per_step_s}
             self.active_run.record(way={"estimate": estimate})
-        return Result(line=f"{training.fits()}\n{training.in_time()}")
+        return Result(line=f"{training.verdict}\n{training.in_time()}")
 
     def wait(self) -> Result:
-        """Wait for the end of the training; its curve, and the time beside the estimate."""
+        """Wait for the end of the training; the time that it took beside the estimate."""
         reached = self.training.wait()
         rows = self.training.rows()
         if self.training.finished:
@@ -209,8 +209,7 @@ class YourVoice:
         if estimate:
             expected_s = estimate["seconds"] * rows[-1]["step"] / estimate["steps"]
             line += f"; the estimate was {clock(expected_s)} ({took_s / expected_s - 1:+.0%})"
-        pictures = self.training.curves().pictures
-        return dataclasses.replace(reached, line=f"{line}.", pictures=pictures, grid=())
+        return dataclasses.replace(reached, line=f"{line}.", grid=())
 
     def verdict(self) -> Result:
         """Make the sound clearer, then evaluate: a sentence, the error rates, one pair to hear."""
