@@ -163,10 +163,10 @@ def test_your_voice_from_thirty_recordings_on_two_machines_to_a_typed_sentence(c
         assert "in 30 clips" in output and "from scratch, as before" in output
         log = machine.place / "content" / "voicekit" / "runs" / "almaz" / "train.jsonl"
         assert "resumed from step" in log.read_text(encoding="utf-8")
-        downloads = machine.place / "home" / "Downloads"
-        assert {path.name for path in downloads.iterdir()} == {"almaz.zip", "report.html"}
         machine.execute(f"print(speaking.say({texts[0]!r}).line)", allow_stdin=True)
         assert "s of speech" in machine.output.splitlines()[-1]
+        downloads = machine.place / "home" / "Downloads"
+        assert {path.name for path in downloads.iterdir()} == {"almaz.zip", "report.html"}
     assert (folder / "codec.safetensors").stat().st_mtime_ns == made_ns, "not trained again"
     found = report(tmp_path, "almaz")
     assert found["train"]["steps"] == 40 and "cer" in found["eval"]
