@@ -68,14 +68,14 @@ class YourVoice:
         kept = report.kept
         language = self.preparation.source.language
         kinds = data_report.by_kind(report.refused)
-        reasons = ", ".join(f"{kind} ({len(same):,} clips)" for kind, same in kinds.items())
+        reasons = ", ".join(f"{len(same):,} {kind}" for kind, same in kinds.items())
         too_long = len(self.preparation.checked.too_long)
         cut = f" {too_long:,} long recordings are cut at pauses later." if too_long else ""
         held_out_s = sum(row.seconds for row in kept if row.split != "train")
         lines = [
             f"Kept: {report.kept_s / 3600:.2f} hours in {len(kept):,} clips. Rejected: "
             f"{report.lost_s / 3600:.2f} hours ({report.lost_percent:.1f} %).",
-            f"Why rejected: {reasons or 'nothing was'}.{cut}",
+            f"Rejected clips: {reasons or 'none'}.{cut}",
             f"Speakers: {data_report.hours_of(kept, 'speaker')}.",
             f"Language: {language}. {script_warning(kept, language)}".strip(),
             f"Held out, to test the voice with: {held_out_s / 60:.1f} minutes.",

@@ -3,15 +3,18 @@
 import dataclasses
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
-from helpers import CPU
+from helpers import CPU, dataset, speech
 
 from kit.base.config import load_preset
-from kit.base.errors import KitError
+from kit.base.errors import DatasetError, KitError
 from kit.base.hardware import Choice, Hardware
+from kit.notebook.result import Result
 from kit.recipes import your_voice
 from kit.recipes.open_run import ActiveRun
 from kit.recipes.run_parts import START_FROM
+from kit.recipes.start import start
 from kit.recipes.your_voice import SCRATCH, YourVoice
 
 RELEASE = "XTTS-v2"
@@ -136,3 +139,26 @@ def test_before_the_end_of_the_training_nothing_speaks(voice_of):
     for step in (voice.verdict, voice.speaking):
         with pytest.raises(KitError, match="not ended"):
             step()
+
+
+def test_the_report_says_in_five_lines_what_is_kept_and_why_not(runs):
+    sentences = ("the dog ran home today", "we are going to the sea", "it was the best of times")
+    clips = {f"c{i}": speech(2.0 + i / 10) for i in range(3)} | {"c3": np.zeros(44_100)}
+    table = "".join(f"c{i}|{text}\n" for i, text in enumerate((*sentences, "nobody is here")))
+    folder = dataset(runs / "mother", table, clips)
+    voice = YourVoice(start("mother"), str(folder), "en")
+    result = voice.report()
+    assert len(result.line.splitlines()) == 5
+    assert "in 3 clips" in result.line and "1 silent" in result.line and "en" in result.line
+    assert len(result.pictures) == len(result.sounds) == 1 and result.sounds[0].caption in sentences
+    with pytest.raises(DatasetError, match="MAX_REJECTED_PERCENT"):
+        voice.require_usable()
+
+
+def test_the_time_of_the_training_is_compared_with_the_estimate(voice_of):
+    voice = voice_of()
+    voice.active_run.record(way={"estimate": {"steps": 8, "seconds": 4.0}})
+    rows = [{"step": step + 1, "wall_s": 1.0 if step else None} for step in range(4)]
+    reached = Result(line="Stopped.", grid=[("check",)])
+    voice.training = SimpleNamespace(wait=lambda: reached, rows=lambda: rows, finished=False)
+    assert "4 steps took 0:03; the estimate was 0:02 (+50%)" in voice.wait().line
