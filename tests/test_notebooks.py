@@ -38,7 +38,7 @@ def folded(cell) -> bool:
 
 def parse(cell) -> ast.Module:
     """The cell as a syntax tree, its %magic and !shell lines left out."""
-    return ast.parse(re.sub(r"(?m)^(\s*)[%!].*$", r"\1pass", cell.source))
+    return ast.parse(re.sub(r"(?m)^(\s*)(?:\w+ = )?[%!].*$", r"\1pass", cell.source))
 
 
 @each
