@@ -73,12 +73,12 @@ class YourVoice:
         cut = f" {too_long:,} long recordings are cut at pauses later." if too_long else ""
         held_out_s = sum(row.seconds for row in kept if row.split != "train")
         lines = [
-            f"Kept: {report.kept_s / 3600:.2f} hours in {len(kept):,} clips. Rejected: "
-            f"{report.lost_s / 3600:.2f} hours ({report.lost_percent:.1f} %).",
+            f"Kept: {duration(report.kept_s)} in {len(kept):,} clips. Rejected: "
+            f"{duration(report.lost_s)} ({report.lost_percent:.1f} %).",
             f"Rejected clips: {reasons or 'none'}.{cut}",
             f"Speakers: {data_report.hours_of(kept, 'speaker')}.",
             f"Language: {language}. {script_warning(kept, language)}".strip(),
-            f"Held out, to test the voice with: {held_out_s / 60:.1f} minutes.",
+            f"Held out, to test the voice with: {duration(held_out_s)}.",
         ]
         sounds = []
         for row in data_report.rows_in_split(kept, "train")[:1]:
@@ -110,7 +110,7 @@ class YourVoice:
         if not less:
             where = "less than was measured"
         grid += [row[1:] for row in less]
-        grid.append((f"→ yours: {self.hours:.2f} hours", where))
+        grid.append((f"→ yours: {duration(3600 * self.hours)}", where))
         grid += [row[1:] for row in more]
         if released():
             grid.append((f"any hours, from {released().name}", "not measured yet"))
@@ -180,7 +180,7 @@ class YourVoice:
         line = (
             f"{preparation.tokenizer.vocab_size} tokens; {codec.vocab_size:,} codes, "
             f"{codec.frame_rate:.1f} of them a second\n{preparation.matched.note}\n"
-            f"Ready to train on: {run.figure('data', 'hours'):.2f} hours"
+            f"Ready to train on: {duration(3600 * run.figure('data', 'hours'))}"
         )
         return Result(line=line, sounds=results["train_codec"].sounds)
 
@@ -255,6 +255,10 @@ class YourVoice:
         """Raise KitError before the end of the training."""
         if self.training is None or not self.training.finished:
             raise KitError("Training has not ended yet: run the cells above again, and it resumes.")
+
+
+def duration(seconds: float) -> str:
+    return f"{seconds / 60:.1f} minutes" if seconds < 3600 else f"{seconds / 3600:.2f} hours"
 
 
 def released() -> Release | None:
