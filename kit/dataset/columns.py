@@ -150,7 +150,7 @@ def unclear_table(path: Path, rows: list[list[str]], why: str) -> UnclearTable:
     return UnclearTable(
         f"{path}: it is not clear what its columns hold: {why}. Its first rows:\n  {shown}\n"
         f"Say it in their order ({', '.join(ROLES[:-1])}, or - for one to leave out): "
-        f'COLUMNS = "{example}" in "More settings" of 01_data_prep, '
+        f'COLUMNS = "{example}" in "More settings" of the notebook, '
         f'--columns "{example}" or --set manifest.columns="{example}"; or name its form: '
         f"{', '.join(FORMS)}. A first line with these names does as well."
     )

@@ -177,7 +177,7 @@ class DataReport:
                 f"{self.lost_percent:.1f} % of the hours was refused, {counts} "
                 f"(limit {config.max_rejected_percent:g} %): {self._first_refused()}.\n"
                 f"All of them: {where}. Fix them, or continue without them: raise "
-                'MAX_REJECTED_PERCENT in "More settings" of 01_data_prep, or on the command line '
+                'MAX_REJECTED_PERCENT in "More settings" of the notebook, or on the command line '
                 f"--set manifest.max_rejected_percent={math.ceil(self.lost_percent)} (of make "
                 "voice: ARGS='--set ...')."
             )

@@ -280,11 +280,7 @@ class Speaking:
         if not path.is_file() or read_run_file(made_from) != contents:
             zip_folder(folder, path)
             files.write_atomic(made_from, contents)
-        line = f"{path.resolve()}: {megabytes(path)}"
-        if is_colab():
-            show_download_button(path)
-            return Result(line=line)
-        return Result(line=line, link=path)
+        return to_download(f"{path.resolve()}: {megabytes(path)}", path)
 
 
 def with_reference(voice: Voice, reference: str) -> tuple[Voice, str]:
@@ -292,6 +288,14 @@ def with_reference(voice: Voice, reference: str) -> tuple[Voice, str]:
     path = Path(reference).expanduser()
     rate_hz = voice.codec.input_sample_rate
     return voice.with_speaker(path.name, load_reference(str(path), rate_hz), rate_hz), path.name
+
+
+def to_download(line: str, path: Path) -> Result:
+    """`line` with a link that downloads `path` or, on Colab, under a button that does."""
+    if is_colab():
+        show_download_button(path)
+        return Result(line=line)
+    return Result(line=line, link=path)
 
 
 def sound_of(voice: Voice, speech: Speech, caption: str = "") -> Sound:

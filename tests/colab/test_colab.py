@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from helpers import dataset, few_words
 from hub import hub_with_a_release
 from machine import CellError, Killed, Machine, environment, report, snapshot
 
@@ -138,6 +139,38 @@ def test_everything_is_there_in_the_end(colab, drive):
         machine.run_all("00_setup", RUN=RUN)
     assert {"data", "train", "eval", "infer", "bench"} <= set(report(drive, RUN))
     assert not list(drive.joinpath(RUNS, RUN).rglob(".*.*"))
+
+
+def test_your_voice_from_thirty_recordings_on_two_machines_to_a_typed_sentence(colab, tmp_path):
+    """The first machine is killed in training; nothing but Drive is left of it."""
+    texts, waves = few_words()
+    texts, waves = texts[:30], waves[:30]
+    table = "".join(f"c{i}|{text}\n" for i, text in enumerate(texts))
+    dataset(tmp_path / "almaz", table, {f"c{i}": wave for i, wave in enumerate(waves)})
+    folder = tmp_path / RUNS / "almaz"
+
+    def saved() -> bool:
+        return any(folder.glob("checkpoints/*.sha256"))
+
+    with colab(tmp_path, "slow") as machine, pytest.raises(Killed):
+        given = {"DATA": str(machine.place / "content/drive/MyDrive/almaz"), "MAX_STEPS": 40}
+        machine.run_all("your_voice", press="Start", kill_when=saved, **given)
+    assert not (folder / "train-finished").exists()
+    made_ns = (folder / "codec.safetensors").stat().st_mtime_ns
+    with colab(tmp_path, "slow") as machine:
+        output = machine.run_all("your_voice", press="Download", **given)
+        assert output.count("Mounted at") == 1, "Drive needs one permission"
+        assert "in 30 clips" in output and "from scratch, as before" in output
+        log = machine.place / "content" / "voicekit" / "runs" / "almaz" / "train.jsonl"
+        assert "resumed from step" in log.read_text(encoding="utf-8")
+        machine.execute(f"print(speaking.say({texts[0]!r}).line)", allow_stdin=True)
+        assert "s of speech" in machine.output.splitlines()[-1]
+        downloads = machine.place / "home" / "Downloads"
+        assert {path.name for path in downloads.iterdir()} == {"almaz.zip", "report.html"}
+    assert (folder / "codec.safetensors").stat().st_mtime_ns == made_ns, "not trained again"
+    found = report(tmp_path, "almaz")
+    assert found["train"]["steps"] == 40 and "cer" in found["eval"]
+    assert found["way"]["from"] == "scratch" and found["way"]["estimate"]["steps"] == 40
 
 
 # Programs that send cells without input, and a Drive in other moods.

@@ -153,11 +153,33 @@ def data_prep() -> Figure:
 # notebook: a function that draws its figure
 
 
+def your_voice() -> Figure:
+    """Recordings, a report, one of two ways, training, and what comes out."""
+    figure, axes = canvas(1.9)
+    box(axes, 0.1, 0.6, 1.5, 0.7, "your\nrecordings")
+    box(axes, 2.1, 0.6, 1.3, 0.7, "report")
+    box(axes, 4.0, 1.1, 1.7, 0.65, "from scratch", BLUE)
+    box(axes, 4.0, 0.15, 1.7, 0.65, "from XTTS-v2", BLUE)
+    box(axes, 6.3, 0.6, 1.3, 0.7, "training", ORANGE)
+    box(axes, 8.2, 1.1, 1.7, 0.65, "a sentence\nyou type", GREEN)
+    box(axes, 8.2, 0.15, 1.7, 0.65, "a zip", GREEN)
+    arrow(axes, (1.62, 0.95), (2.08, 0.95))
+    arrow(axes, (3.42, 1.05), (3.98, 1.4))
+    arrow(axes, (3.42, 0.85), (3.98, 0.5))
+    arrow(axes, (5.72, 1.4), (6.28, 1.05))
+    arrow(axes, (5.72, 0.5), (6.28, 0.85))
+    arrow(axes, (7.62, 1.05), (8.18, 1.4))
+    arrow(axes, (7.62, 0.85), (8.18, 0.5))
+    note(axes, 4.85, 0.96, "one of two ways")
+    return figure
+
+
 DIAGRAMS = {  # notebook: a function that draws its figure
     "00_setup": setup,
     "01_data_prep": data_prep,
     "06_more_data": more_data,
     "07_finetune_xtts": finetuning,
+    "your_voice": your_voice,
 }
 
 

@@ -21,6 +21,8 @@ from kit.base.files import append_lines, digest, disk_errors, make_folder
 from kit.dataset.archive import archive_suffix, unpack
 from kit.dataset.synthetic import WORDS, Grammar, load_words
 from kit.dataset.tables import read_texts
+from kit.notebook.question import Question
+from kit.notebook.result import is_watched
 from kit.recipes.open_run import ActiveRun
 from kit.settings import ArchiveConfig, ManifestConfig
 from kit.streams.formats import TextLines
@@ -34,11 +36,14 @@ TABLES = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".list")
 PACKAGE = "Recording and uploading in a notebook need Gradio: pip install gradio"
 
 
-def recordings(run: ActiveRun, how: str, language: str, sentences: str = "") -> str:
+def recordings(
+    run: ActiveRun, how: str, language: str, sentences: str = "", wait: bool = False
+) -> str:
     """Show the page that records ("record") or uploads ("upload"); return its folder; "" for "".
 
-    The sentences to read are lines of the text file `sentences` ("": the kit's own). Raises
-    DatasetError for a file or folder that cannot be read, KitError without Gradio.
+    The sentences to read are lines of the text file `sentences` ("": the kit's own). With `wait` it
+    returns after a click that says that all is recorded, or a countdown where something was before.
+    Raises DatasetError for a file or folder that cannot be read, KitError without Gradio.
     """
     if not how:
         return ""
@@ -48,7 +53,11 @@ def recordings(run: ActiveRun, how: str, language: str, sentences: str = "") -> 
         page = record_page(RecordingFolder(path, chosen, language_code(language)))
     else:
         page = upload_page(path)
+    has_some = any(file.suffix.lower() in SUFFIXES for file in path.rglob("*"))
     page.launch(share=False, prevent_thread_lock=True, quiet=True)
+    if wait and is_watched():
+        answers = {"continue": "Continue with these recordings"}
+        Question("Add recordings above.", answers, "continue" if has_some else "").ask()
     return str(path)
 
 

@@ -2,6 +2,7 @@
 
 import sys
 import zipfile
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -119,3 +120,26 @@ def test_without_gradio_a_sentence_says_what_to_install(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "gradio", None)
     with pytest.raises(KitError, match="pip install gradio"):
         record.record_page(folder)
+
+
+def test_a_notebook_in_one_piece_waits_until_all_is_recorded(tmp_path, monkeypatch):
+    """Where something was uploaded before, a countdown continues."""
+    defaults = []
+
+    def question(_text, _answers, default):
+        defaults.append(default)
+        return SimpleNamespace(ask=str)
+
+    page = SimpleNamespace(launch=lambda **_: None)
+    monkeypatch.setattr(record, "upload_page", lambda _folder: page)
+    monkeypatch.setattr(record, "Question", question)
+    run = SimpleNamespace(path=lambda name: tmp_path / name)
+    assert record.recordings(run, "", "en", wait=True) == ""
+    record.recordings(run, "upload", "en", wait=True)
+    assert defaults == [], "a program waits for nobody"
+    monkeypatch.setattr(record, "is_watched", lambda: True)
+    record.recordings(run, "upload", "en", wait=True)
+    wav(tmp_path / "uploads" / "batch-1" / "a.wav")
+    assert record.recordings(run, "upload", "en", wait=True) == str(tmp_path / "uploads")
+    record.recordings(run, "upload", "en")
+    assert defaults == ["", "continue"]
