@@ -1,7 +1,10 @@
 """One voice in several formats: what each changes, how fast it speaks, which one is chosen."""
 
 import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
 
+import nbformat
 import pytest
 import torch
 from helpers import GPT, code_cache, random_rows, real_voice, tiny_model
@@ -96,3 +99,19 @@ def test_the_codes_are_forced_as_in_training(model, rows):
     for row in rows:
         logits = formats.teacher_forced_logits(Decoder(model), row)
         torch.testing.assert_close(logits, trained(model, row), rtol=1e-4, atol=1e-4)
+
+
+@torch.inference_mode()
+def test_the_cache_by_hand_of_notebook_04_gives_the_logits_of_training(model, rows):
+    path = Path(__file__).parents[2] / "notebooks" / "04_inference.ipynb"
+    cells = {cell.id: cell.source for cell in nbformat.read(path, nbformat.NO_CONVERT).cells}
+    decoder = Decoder(model)
+    names = {"voice": SimpleNamespace(model=model, ready=lambda: decoder)}
+    exec(cells["kv-by-hand"], names)
+    text, codes, mel = rows[0]
+    x, _ = decoder.prompt([text], mel[None])
+    caches = names["empty_caches"]()
+    logits = [names["next_logits"](x, caches)]
+    for n, code in enumerate(codes, 1):
+        logits.append(names["next_logits"](decoder.embed(torch.tensor([code]), n)[None], caches))
+    torch.testing.assert_close(torch.cat(logits), trained(model, rows[0]), rtol=1e-4, atol=1e-4)
