@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import nbformat
 import pytest
 import torch
-from helpers import GPT, code_cache, random_rows, real_voice, tiny_model
+from helpers import GPT, random_rows, tiny_model
 
 from kit.inference import compare_formats as formats
 from kit.inference.compare_formats import FormatResult, compare_decoders
@@ -15,6 +15,8 @@ from kit.inference.decoder import Decoder
 from kit.inference.linear_formats import has_bf16
 from kit.inference.voice import Voice
 from kit.model.sequence import pack
+from kit.recipes.base_model import SAMPLE
+from kit.recipes.speak import load_exported
 from kit.settings import GenerateConfig
 
 GREEDY = GenerateConfig(temperature=0)
@@ -27,7 +29,8 @@ FP32 = FormatResult(name="fp32", ran="fp32", cost=COST, cer=0.10, **SPEED)
 
 @pytest.fixture(scope="module")
 def voice() -> Voice:
-    return real_voice(width=64, heads=2)
+    """The voice that comes with the kit, trained."""
+    return load_exported(SAMPLE)[0]
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +77,7 @@ def measured(name: str, speed: float, agreement: float = 0.99, cer: float = 0.10
 
 def test_every_format_is_measured_beside_the_first(voice):
     voices = formats.voices_by_format(voice, ["fp32", "bf16", "int8"], [])
-    rows = formats.recorded_examples(code_cache(), 2)
+    rows = list(zip(*random_rows(voice.model.config, 2)))
     asked = []
     error_rate = lambda v: asked.append(v.decoder.ran) or 0.25  # noqa: E731
     found = formats.measure_formats(voices, 5, GREEDY, rows, error_rate)
