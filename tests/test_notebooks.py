@@ -200,7 +200,7 @@ def checkout(folder: Path) -> Path:
     (folder / "notebooks").mkdir(parents=True)
     shutil.copy(FOLDER / "start.py", folder / "notebooks")
     (folder / "kit" / "recipes").mkdir(parents=True)
-    (folder / "kit" / "recipes" / "start.py").write_text("def start(): pass")
+    (folder / "kit" / "recipes" / "start.py").write_text("start = prepare_machine = print")
     return folder
 
 

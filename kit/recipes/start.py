@@ -41,12 +41,10 @@ def start(
     if sys._getframe(1).f_globals.get("__name__") == "__mp_main__":
         print(UNGUARDED, file=sys.stderr, flush=True)  # what starts it prints no SystemExit
         raise SystemExit(1)
-    set_thread_waiting()
+    prepare_machine()
     if is_kaggle():
-        install_missing()
         keep_in_output()
     elif is_colab():
-        install_missing()
         keep_on_drive()
     from kit.notebook.result import plain_errors, print_results
     from kit.recipes.open_run import open_active_run
@@ -54,6 +52,13 @@ def start(
     plain_errors()
     print_results()
     return open_active_run(name, preset, use, settings or {}, data, language, create)
+
+
+def prepare_machine() -> None:
+    """Prepare what must be done before torch and the kit's packages are imported."""
+    set_thread_waiting()
+    if is_kaggle() or is_colab():
+        install_missing()
 
 
 def set_thread_waiting() -> None:

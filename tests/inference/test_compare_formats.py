@@ -1,10 +1,13 @@
 """One voice in several formats: what each changes, how fast it speaks, which one is chosen."""
 
 import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
 
+import nbformat
 import pytest
 import torch
-from helpers import GPT, code_cache, random_rows, real_voice, tiny_model
+from helpers import GPT, random_rows, tiny_model
 
 from kit.inference import compare_formats as formats
 from kit.inference.compare_formats import FormatResult, compare_decoders
@@ -12,6 +15,8 @@ from kit.inference.decoder import Decoder
 from kit.inference.linear_formats import has_bf16
 from kit.inference.voice import Voice
 from kit.model.sequence import pack
+from kit.recipes.base_model import SAMPLE
+from kit.recipes.speak import load_exported
 from kit.settings import GenerateConfig
 
 GREEDY = GenerateConfig(temperature=0)
@@ -24,7 +29,8 @@ FP32 = FormatResult(name="fp32", ran="fp32", cost=COST, cer=0.10, **SPEED)
 
 @pytest.fixture(scope="module")
 def voice() -> Voice:
-    return real_voice(width=64, heads=2)
+    """The voice that comes with the kit, trained."""
+    return load_exported(SAMPLE)[0]
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +77,7 @@ def measured(name: str, speed: float, agreement: float = 0.99, cer: float = 0.10
 
 def test_every_format_is_measured_beside_the_first(voice):
     voices = formats.voices_by_format(voice, ["fp32", "bf16", "int8"], [])
-    rows = formats.recorded_examples(code_cache(), 2)
+    rows = list(zip(*random_rows(voice.model.config, 2)))
     asked = []
     error_rate = lambda v: asked.append(v.decoder.ran) or 0.25  # noqa: E731
     found = formats.measure_formats(voices, 5, GREEDY, rows, error_rate)
@@ -96,3 +102,19 @@ def test_the_codes_are_forced_as_in_training(model, rows):
     for row in rows:
         logits = formats.teacher_forced_logits(Decoder(model), row)
         torch.testing.assert_close(logits, trained(model, row), rtol=1e-4, atol=1e-4)
+
+
+@torch.inference_mode()
+def test_the_cache_by_hand_of_notebook_04_gives_the_logits_of_training(model, rows):
+    path = Path(__file__).parents[2] / "notebooks" / "04_inference.ipynb"
+    cells = {cell.id: cell.source for cell in nbformat.read(path, nbformat.NO_CONVERT).cells}
+    decoder = Decoder(model)
+    names = {"voice": SimpleNamespace(model=model, ready=lambda: decoder)}
+    exec(cells["kv-by-hand"], names)
+    text, codes, mel = rows[0]
+    x, _ = decoder.prompt([text], mel[None])
+    caches = names["empty_caches"]()
+    logits = [names["next_logits"](x, caches)]
+    for n, code in enumerate(codes, 1):
+        logits.append(names["next_logits"](decoder.embed(torch.tensor([code]), n)[None], caches))
+    torch.testing.assert_close(torch.cat(logits), trained(model, rows[0]), rtol=1e-4, atol=1e-4)

@@ -174,9 +174,28 @@ def your_voice() -> Figure:
     return figure
 
 
+def inference() -> Figure:
+    """Keys and values are kept; only the newest code is computed."""
+    figure, axes = canvas(2.6)
+    names = ("speaker", "text", "code 1", "code 2", "code 3")
+    for place, name in enumerate(names):
+        newest = place == len(names) - 1
+        x = 0.2 + 1.6 * place
+        box(axes, x, 0.25, 1.4, 0.5, name, ORANGE if newest else GRAY)
+        box(axes, x, 1.15, 1.4, 0.5, "key, value", ORANGE if newest else BLUE)
+        arrow(axes, (x + 0.7, 0.77), (x + 0.7, 1.13), color=ORANGE if newest else GRAY)
+    box(axes, 8.4, 1.15, 1.4, 0.5, "code 4", GREEN)
+    arrow(axes, (8.02, 1.4), (8.38, 1.4), color=GREEN)
+    note(axes, 3.3, 1.95, "the cache: computed once, kept")
+    note(axes, 7.3, 1.95, "a step computes only this")
+    note(axes, 5.0, 2.35, "code 3 looks back at all keys and values, and the model chooses code 4")
+    return figure
+
+
 DIAGRAMS = {  # notebook: a function that draws its figure
     "00_setup": setup,
     "01_data_prep": data_prep,
+    "04_inference": inference,
     "06_more_data": more_data,
     "07_finetune_xtts": finetuning,
     "your_voice": your_voice,
