@@ -141,8 +141,8 @@ real: corpus-ru  ## train a voice on them, in runs/real: [BASE_MODEL= PRESET= PA
 hear: $(STAMP)  ## hear the voice that comes with the kit, in Amharic: [TEXT=]
 	@$(BIN)/python -m kit speak --voice sample --text "$(or $(TEXT),ትናንት እናቴ ከገበያ ትኩስ ዳቦ ገዛች)"
 
-lab: $(STAMP)  ## open JupyterLab with the first notebook
-	@$(BIN)/jupyter lab --LabApp.default_url=/lab/tree/notebooks/00_setup.ipynb $(ARGS)
+lab: $(STAMP)  ## open JupyterLab with the notebook your_voice
+	@$(BIN)/jupyter lab --LabApp.default_url=/lab/tree/notebooks/your_voice.ipynb $(ARGS)
 
 address:  ## write the repository's address into badges and first cells: URL=https://github.com/OWNER/NAME
 	@$(PYTHON) tests/tools/address.py "$(URL)"
