@@ -153,7 +153,10 @@ class PanelSettings:
         rows = f"{work.data.micro_batch} utterances"
         if work.data.effective_tokens:
             rows = f"{work.data.micro_tokens:,} tokens"
-        words += f".{advice} A step has {work.data.grad_accum} forward passes of {rows}."
+        passes = f"{work.data.grad_accum} forward passes"
+        if work.data.grad_accum == 1:
+            passes = "one forward pass"
+        words += f".{advice} A step has {passes} of {rows}."
         if self.training.per_step_s is not None:
             rows_before = self.training.data.config.effective_batch
             step_s = self.training.per_step_s * work.data.effective_batch / rows_before

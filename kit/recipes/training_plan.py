@@ -313,7 +313,7 @@ class TrainingPlan:
         source = "measured by 05_benchmark" if self.measured else "the preset's"
         figures = {}
         for switch in self.offered:
-            words = ("on" if switch.on else "off", switch.measured, switch.reason)
+            words = ("on" if switch.on else "off", switch.measured, switch.explanation)
             figures[switch.label] = "; ".join(filter(None, words))
         lengths = self.data.padded(few_shapes=True).grid_lengths
         when = "Kernels are compiled for each length here, so"
@@ -346,16 +346,17 @@ class TrainingPlan:
         every = self.config.gate_every
         sentences = self.data.held_out_sentences(GATE_SENTENCES) if every else []
         self.gate = None
-        line = "quality gate: off"
+        line = "Quality gate: off"
         if sentences:
             recognizer = load_recognizer(run.path("recognizer.safetensors"))
             config = open_run.sampling_of(run, best_of=1)
             self.gate = gate_evaluator(self.data.voice(), sentences, recognizer, config)
-            line = f"quality gate: {len(sentences)} sentences every {every} steps"
+            line = f"Quality gate: {len(sentences)} sentences every {every} steps."
         own_cer = run.figure("recognizer", "held_out")
         figure = "not recorded" if own_cer is None else f"{own_cer:.1%}"
         worst_cer = build(EvaluateConfig, run.section("evaluate")).worst_cer
         warning = recognizer_warning(own_cer, worst_cer)
+        warning = warning[:1].upper() + warning[1:]
         line += f"\nThe recogniser's own CER on recordings: {figure}."
         return Result(line=f"{line}\n{warning}" if warning else line)
 
