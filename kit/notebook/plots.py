@@ -368,12 +368,12 @@ def column(rows: list[dict], key: str) -> np.ndarray:
     return np.array([row.get(key) for row in rows], dtype=float)
 
 
-def run_curves(rows: list[dict], live: bool = False) -> Figure:
+def run_curves(rows: list[dict], live: bool = False, header_in: float = 0.0) -> Figure:
     """A run over its steps: loss, memory, learning rate and load; ticks where there is a note.
 
     Below them, unless `live`, the gradient norm, and what the averaged weights are worth: their
     validation loss over the last weights' is below 1 where the average is better. A `live` figure
-    has no layout to be solved, and is drawn in a fraction of the time.
+    has no layout to be solved, and is drawn in a fraction of the time; `header_in` is room above.
     """
     rows = thin(rows, 400 if live else 2000)
     draws = [_losses, _memory, _rate]
@@ -383,8 +383,10 @@ def run_curves(rows: list[dict], live: bool = False) -> Figure:
             draws.append(_ratio)
     grid = {"height_ratios": (3, *[1] * (len(draws) - 1))}
     if live:
-        figure = new_figure(9.1, 4.6, dpi=110, layout="none")
-        grid |= {"hspace": 0.15, "left": 0.095, "right": 0.915, "top": 0.935, "bottom": 0.1}
+        height_in = 4.6 + header_in
+        figure = new_figure(9.1, height_in, dpi=110, layout="none")
+        grid |= {"hspace": 0.15, "left": 0.095, "right": 0.915}
+        grid |= {"top": 4.3 / height_in, "bottom": 0.46 / height_in}
     else:
         figure = new_figure(8, 1.5 + 1.5 * len(draws))
     all_axes = figure.subplots(len(draws), sharex=True, gridspec_kw=grid)
@@ -414,18 +416,13 @@ def panel_picture(rows: list[dict], switches: dict[str, bool]) -> Figure:
 
     `switches` are on or off by label.
     """
-    figure = run_curves(rows, live=True)
-    width_in, height_in = figure.get_size_inches()
     line_in = 0.24
     columns = 3
-    taller_in = height_in + line_in * math.ceil(len(switches) / columns)
-    place = figure.subplotpars
-    edges = {"bottom": place.bottom * height_in, "top": place.top * height_in}
-    figure.set_size_inches(width_in, taller_in)
-    figure.subplots_adjust(**{edge: inches / taller_in for edge, inches in edges.items()})
+    header_in = line_in * math.ceil(len(switches) / columns)
+    figure = run_curves(rows, live=True, header_in=header_in)
     for number, (label, on) in enumerate(switches.items()):
         row, column = divmod(number, columns)
-        height = 1 - (row + 0.6) * line_in / taller_in
+        height = 1 - (row + 0.6) * line_in / figure.get_figheight()
         look = {"fontsize": 9, "va": "center", "color": INK if on else PALE}
         box = "\N{BALLOT BOX WITH CHECK}" if on else "\N{BALLOT BOX}"
         figure.text(0.03 + column / columns, height, f"{box} {label}", **look)
