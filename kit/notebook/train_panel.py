@@ -29,10 +29,10 @@ FRAME_S = 0.5  # between two looks at the log
 COST = 0.02  # share of one core that drawing the curve may take
 EARLY_S = 2  # between two drawings at the beginning, when somebody looks
 MAX_ROWS = 2000  # of the log, held for the plot
+LOOKS_S = (1.0, 4.0)  # after "Run all" has come to `wait`: a slow page misses the first
 # Panels with a run, by log: a cell that is run again replaces the older panel.
 _PANELS: dict[Path, "TrainPanel"] = {}
 # Of widgets, and what a page that was reloaded asks before it shows one.
-LOOKS_S = (1.0, 4.0)  # after "Run all" has come to `wait`: a slow page misses the first
 HANDLED = ("comm_open", "comm_msg", "comm_close", "kernel_info_request", "comm_info_request")
 
 
@@ -110,7 +110,6 @@ class TrainPanel:
         if is_watched() and self.shown_by != running_cell() and not self.ended.is_set():
             display(self.view.mirror)
         until_s = time.monotonic() + (threading.TIMEOUT_MAX if timeout_s is None else timeout_s)
-
         looks_at_s = [time.monotonic() + wait_s for wait_s in LOOKS_S]
 
         def work() -> None:
