@@ -119,7 +119,7 @@ class TrainPanel:
                     if clicks.run_all and looks_at_s and time.monotonic() > looks_at_s[0]:
                         looks_at_s.pop(0)
                         if not clicks.clicked:  # else somebody has found it
-                            self.view.come_into_sight(running=bool(self.rows))
+                            self.view.come_into_sight()
                     self.ended.wait(0.1)
 
         self._interruptible(work)

@@ -139,13 +139,12 @@ class View:
         settings = [_grid(cells), _grid(shown)]
         if folded:
             settings.append(self.more)
-        live = [buttons, self.plan, self.status, self.tiles, self.image]
-        self.live = widgets.VBox(live, layout={"overflow": "hidden"})
-        rows = [*settings, self.live, self.players, self.notes, theme()]
+        # An empty line that can get the focus, but not by Tab: a page scrolls to what gets it.
+        self.anchor = widgets.Label(layout={"height": "1px", "margin": "0"})
+        self.anchor.tabbable = False
+        outputs = [self.plan, self.status, self.tiles, self.image, self.players, self.notes]
+        rows = [*settings, self.anchor, buttons, *outputs, theme()]
         self.box = widgets.VBox(rows, layout={"max_width": "1020px", "padding": "4px"})
-        for part in (self.box, self.live):
-            if part.has_trait("tabbable"):  # ipywidgets 8: it can get the focus, but not by Tab
-                part.tabbable = False
         self.idle()
 
     def values(self) -> dict:
@@ -181,14 +180,13 @@ class View:
             "Start."
         )
 
-    def come_into_sight(self, running: bool) -> None:
-        """Scroll the page to the panel; once it is `running`, to its buttons and curve.
+    def come_into_sight(self) -> None:
+        """Scroll the page to the panel's buttons, with settings above and the curve below.
 
         "Run all" in JupyterLab goes to the last cell. ipywidgets 7, as on Colab, has no `focus`.
         """
-        part = self.live if running else self.box
-        if hasattr(part, "focus"):
-            part.focus()
+        if hasattr(self.anchor, "focus"):
+            self.anchor.focus()
 
     def show_plan(self, text: str, kind: str, wrong_field: str = "") -> None:
         """Show `text`, what the settings would take or what is wrong, beside `wrong_field` if any.
