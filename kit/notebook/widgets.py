@@ -142,6 +142,7 @@ class View:
         # An empty line that can get the focus, but not by Tab: a page scrolls to what gets it.
         self.anchor = widgets.Label(layout={"height": "1px", "margin": "0"})
         self.anchor.tabbable = False
+        self.anchor.add_class("kit-anchor")
         outputs = [self.plan, self.status, self.tiles, self.image, self.players, self.notes]
         rows = [*settings, self.anchor, buttons, *outputs, theme()]
         self.box = widgets.VBox(rows, layout={"max_width": "1020px", "padding": "4px"})
@@ -270,7 +271,8 @@ def set_tooltip(widget: widgets.DOMWidget, text: str) -> None:
 
 def theme() -> widgets.HTML:
     """What turns charts and players of a panel dark where the page is; it takes no room."""
-    return widgets.HTML(THEME_STYLE, layout={"display": "none"})
+    no_line = "<style>.kit-anchor{outline:none!important}</style>"
+    return widgets.HTML(THEME_STYLE + no_line, layout={"display": "none"})
 
 
 def player() -> widgets.Audio:

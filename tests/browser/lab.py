@@ -186,7 +186,8 @@ def complaints(driver, name: str) -> list[str]:
         if word == "dark":
             (page,) = driver.find_elements("css selector", VIEWPORT)
             blocks = white_blocks(page.screenshot_as_png)
-            sentences += [f"dark: {len(blocks)} white blocks, from {blocks[0]} on"] * bool(blocks)
+            if blocks:
+                sentences.append(f"dark: {len(blocks)} white blocks, from {blocks[0]} on")
         resize(driver, HEIGHT_PX)
     return sentences
 
