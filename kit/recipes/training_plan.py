@@ -313,7 +313,8 @@ class TrainingPlan:
         source = "measured by 05_benchmark" if self.measured else "the preset's"
         figures = {}
         for switch in self.offered:
-            words = ("on" if switch.on else "off", switch.measured, switch.explanation)
+            state = "on" if switch.on else "off"
+            words = (state if switch.available else "", switch.measured, switch.explanation)
             figures[switch.label] = "; ".join(filter(None, words))
         lengths = self.data.padded(few_shapes=True).grid_lengths
         when = "Kernels are compiled for each length here, so"
