@@ -81,7 +81,8 @@ $(VENV)/.extra-%: tests/%/requirements.txt $(STAMP)
 # --- the demo -------------------------------------------------------------------------------
 
 # What cells print appears as they print it. papermill's own words go to a log beside the executed
-# notebook; of those, only the error of a failed cell is worth a student's eye.
+# notebook; of those, only the error of a failed cell is worth a student's eye. Cells tagged
+# `exercise` wait for a reader: papermill gets them with the tag of cells that it skips.
 demo: KIT_RUNS ?= $(CURDIR)/runs
 demo: $(STAMP)  ## train a voice with notebooks 00 to 04 on the CPU; writes runs/demo/report.html
 	@! KIT_RUN="$(RUN)" $(BIN)/python -c 'import os; from kit.base.files import require_folder_name; \
@@ -92,9 +93,9 @@ demo: $(STAMP)  ## train a voice with notebooks 00 to 04 on the CPU; writes runs
 	for name in $(DEMO); do \
 	  number=$$((number + 1)); begun=$$(date +%s); \
 	  printf '\n===== %s of $(words $(DEMO)): %s =====\n' $$number $$name; \
+	  sed -E 's/^( *)"exercise"(,?)$$/\1"skip-execution"\2/' notebooks/$$name.ipynb | \
 	  $(BIN)/papermill --kernel python3 --cwd notebooks --no-progress-bar --log-level WARNING \
-	    --stdout-file - --stderr-file - \
-	    notebooks/$$name.ipynb "$$out/$$name.ipynb" 2> "$$out/$$name.log" || { \
+	    --stdout-file - --stderr-file - - "$$out/$$name.ipynb" 2> "$$out/$$name.log" || { \
 	      printf '\n'; grep -q '^Exception encountered' "$$out/$$name.log" \
 	        && sed -n '/^Exception encountered/,$$p' "$$out/$$name.log" || tail -n 15 "$$out/$$name.log"; \
 	      printf '\n%s stopped after %s s. Its cells, with all they showed: %s\n' \

@@ -249,3 +249,18 @@ def test_a_notebook_alone_fetches_the_kit(tmp_path, way):
     for _ in range(2):  # again after the kernel was restarted
         place, error, printed = run_first_cell(alone, repository, inputs)
         assert (Path(place), error) == (expected, "None"), printed
+
+
+@each
+def test_the_demo_skips_cells_tagged_exercise_and_changes_nothing_else(path):
+    """papermill skips cells tagged skip-execution; nbmake and "Run all" know neither tag."""
+    makefile = (FOLDER.parent / "Makefile").read_text("utf-8")
+    command = re.search(r"sed -E '(.+)' notebooks/", makefile)[1].replace("$$", "$")
+    given = path.read_text("utf-8")
+    done = subprocess.run(["sed", "-E", command], input=given, capture_output=True, text=True)
+    expected = json.loads(given)
+    for cell in expected["cells"]:
+        tags = cell["metadata"].get("tags", [])
+        if "exercise" in tags:
+            tags[tags.index("exercise")] = "skip-execution"
+    assert json.loads(done.stdout) == expected

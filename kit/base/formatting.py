@@ -66,13 +66,24 @@ def format_memory(size_bytes: float, sign: str = "-") -> str:
 
 def table_html(figures: dict) -> str:
     """Return nested figures as one HTML table, names joined by dots."""
-    rows = "".join(_html_row((name, figure_text(value)), "td") for name, value in flat(figures))
+    rows = "".join(_html_row(row, "td") for row in named_texts(figures))
     return f"<table>{rows}</table>"
 
 
 def text_table(figures: dict) -> str:
     """Return nested figures as lines, one a figure, names joined by dots."""
-    return "\n".join(f"{name:28} {figure_text(value)}" for name, value in flat(figures))
+    return "\n".join(f"{name:28} {text}" for name, text in named_texts(figures))
+
+
+def named_texts(figures: dict) -> list[tuple[str, str]]:
+    """Return nested figures as (dotted name, text) pairs; bytes as MiB or GiB."""
+    pairs = []
+    for name, value in flat(figures):
+        if name.endswith("_bytes") and isinstance(value, int | float):
+            pairs.append((name.removesuffix("_bytes"), format_memory(value)))
+        else:
+            pairs.append((name, figure_text(value)))
+    return pairs
 
 
 def text_grid(cells: list[tuple[str, ...]]) -> str:

@@ -258,7 +258,7 @@ def attention_backend(
     if prefers_explicit_attention(hw.device, dtype, SHORT_ROW, dropout):
         name = "explicit" if dropout else f"explicit up to {SHORT_ROW} tokens, then {name}"
         return Choice(value=name, reason=f"the faster one for {setting} on a CPU")
-    return Choice(value=name, reason=f"the dispatcher's pick for {setting} on the {hw.name}")
+    return Choice(value=name, reason=f"PyTorch's choice for {setting} on the {hw.name}")
 
 
 def prefers_explicit_attention(

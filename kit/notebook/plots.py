@@ -31,6 +31,18 @@ LINES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D")
 HATCHES = ("", "////", "....", "xxxx")
 GIB = 2**30
+# On white and on a dark page (#111111) its contrast is above 4 to 1. The ink of pictures that hold
+# an image: they are transparent, and look the same in every theme.
+NEUTRAL = "#767676"
+# A dark theme of JupyterLab, Colab or VS Code turns a chart's white into the page's black, and
+# keeps its hues. Anywhere else charts stay dark on white.
+DARK_THEMES = ("[data-jp-theme-light=false]", "[theme=dark]", ".vscode-dark")
+_CHARTS = ",".join(f"{theme} .kit-chart" for theme in DARK_THEMES)
+_PLAYERS = ",".join(f"{theme} audio" for theme in DARK_THEMES)
+THEME_STYLE = (
+    f"<style>{_CHARTS}{{filter:invert(.93) hue-rotate(180deg)}}"
+    f"{_PLAYERS}{{color-scheme:dark}}</style>"
+)
 
 
 def new_figure(
@@ -44,8 +56,24 @@ def new_figure(
 
 def png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
+    if has_image(figure):
+        _neutral_ink(figure)
+    figure.savefig(buffer, format="png", transparent=has_image(figure))
     return buffer.getvalue()
+
+
+def has_image(figure: Figure) -> bool:
+    """Whether it holds a spectrogram or another image, whose colours no theme may turn round."""
+    return any(axes.images for axes in figure.axes)
+
+
+def _neutral_ink(figure: Figure) -> None:
+    from matplotlib.text import Text
+
+    for axes in figure.axes:
+        axes.tick_params(labelcolor=NEUTRAL)
+    for text in figure.findobj(Text):
+        text.set_color(NEUTRAL)
 
 
 def tidy(axes, xlabel: str = "", ylabel: str = "", title: str = "") -> None:
@@ -62,8 +90,8 @@ def tidy(axes, xlabel: str = "", ylabel: str = "", title: str = "") -> None:
 
 
 def number_text(number: float) -> str:
-    """Four digits, and all of a number that has more before its point."""
-    return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.4g}"
+    """Two digits, and all of a number that has more before its point."""
+    return f"{number:,.0f}" if abs(number) >= 99.5 else f"{number:.2g}"
 
 
 def show(figure: Figure) -> None:
@@ -72,26 +100,28 @@ def show(figure: Figure) -> None:
 
     # The plain PNG is for programs that show no HTML.
     data = base64.b64encode(png(figure)).decode()
-    views = {"text/plain": describe(figure), "text/html": picture_html(figure), "image/png": data}
+    drawn = f"{THEME_STYLE}{picture_html(figure)}"
+    views = {"text/plain": describe(figure), "text/html": drawn, "image/png": data}
     IPython.display.display(views, raw=True)
 
 
 def picture_html(picture: Figure, lines: Sequence[str] = ()) -> str:
     """`picture` as an image that is sharp on dense screens and never wider than the cell.
 
-    Read aloud, it is its description and `lines`, which are HTML.
+    Read aloud, it is its description and `lines`, which are HTML. THEME_STYLE goes with it.
     """
     words = ". ".join(filter(None, [html.escape(describe(picture)), *lines]))
     words = words.replace("\n", " ").replace("'", "&#x27;")
     data = base64.b64encode(png(picture)).decode()
     width_px = round(picture.get_figwidth() * picture.dpi / 2)
-    size = f"style='max-width:100%' width={width_px}"
+    kind = "image" if has_image(picture) else "chart"
+    size = f"class='kit-{kind}' style='max-width:100%' width={width_px}"
     return f"<img {size} alt='{words}' src='data:image/png;base64,{data}'>"
 
 
 def describe(figure: Figure) -> str:
     """What `figure` shows, to be read aloud: titles, axes, names of lines, and bars with values."""
-    parts = []
+    parts = [", ".join(text.get_text() for text in figure.texts)]
     for axes in figure.axes:
         parts.append(axes.get_title(loc="left"))
         bar_names = [label.get_text() for label in axes.get_yticklabels()]
@@ -210,7 +240,7 @@ def memory_bars(
     sizes = [size / unit_bytes for size in parts.values()]
     own.barh(range(len(parts)), sizes, color=BLUE, height=0.65)
     for place, size in enumerate(sizes):
-        _value(own, f"{size:,.3g}", size, place, max(sizes))
+        _value(own, number_text(size), size, place, max(sizes))
     _names(own, list(parts), max(sizes))
     tidy(own, f"{unit}, each part at its largest")
     return figure
@@ -277,7 +307,7 @@ def training_row(text: Sequence[int], codes: Sequence[int], mel: np.ndarray) -> 
     text_end = 1 + len(text)
     code_start = text_end + 2
     code_end = code_start + len(codes)
-    row.bar([0, text_end, text_end + 1, *range(code_end, code_end + 3)], 1, 1, color=INK, **CELL)
+    row.bar([0, text_end, text_end + 1, *range(code_end, code_end + 3)], 1, 1, color=PALE, **CELL)
     _tokens(row, text, 1, BLUE, "text pieces")
     _tokens(row, codes, code_start, ORANGE, "codes")
     row.set_ylim(0, 1.6)
@@ -285,7 +315,7 @@ def training_row(text: Sequence[int], codes: Sequence[int], mel: np.ndarray) -> 
     extent = (code_start, code_end, 0, mel.shape[0])
     sound.imshow(mel, origin="lower", aspect="auto", cmap="magma", extent=extent)
     sound.set_xlim(0, code_end + 3)
-    tidy(sound, "token of the row (black: START and STOP)", "mel band")
+    tidy(sound, "token of the row (grey: START and STOP)", "mel band")
     return figure
 
 
@@ -357,12 +387,12 @@ def column(rows: list[dict], key: str) -> np.ndarray:
     return np.array([row.get(key) for row in rows], dtype=float)
 
 
-def run_curves(rows: list[dict], live: bool = False) -> Figure:
+def run_curves(rows: list[dict], live: bool = False, header_in: float = 0.0) -> Figure:
     """A run over its steps: loss, memory, learning rate and load; ticks where there is a note.
 
     Below them, unless `live`, the gradient norm, and what the averaged weights are worth: their
     validation loss over the last weights' is below 1 where the average is better. A `live` figure
-    has no layout to be solved, and is drawn in a fraction of the time.
+    has no layout to be solved, and is drawn in a fraction of the time; `header_in` is room above.
     """
     rows = thin(rows, 400 if live else 2000)
     draws = [_losses, _memory, _rate]
@@ -372,8 +402,10 @@ def run_curves(rows: list[dict], live: bool = False) -> Figure:
             draws.append(_ratio)
     grid = {"height_ratios": (3, *[1] * (len(draws) - 1))}
     if live:
-        figure = new_figure(9.1, 4.6, dpi=110, layout="none")
-        grid |= {"hspace": 0.15, "left": 0.095, "right": 0.915, "top": 0.935, "bottom": 0.1}
+        height_in = 4.6 + header_in
+        figure = new_figure(9.1, height_in, dpi=110, layout="none")
+        grid |= {"hspace": 0.15, "left": 0.095, "right": 0.915}
+        grid |= {"top": 4.3 / height_in, "bottom": 0.46 / height_in}
     else:
         figure = new_figure(8, 1.5 + 1.5 * len(draws))
     all_axes = figure.subplots(len(draws), sharex=True, gridspec_kw=grid)
@@ -395,6 +427,24 @@ def run_curves(rows: list[dict], live: bool = False) -> Figure:
     all_axes[0].legend(frameon=False, fontsize=9, ncols=4, **above)
     all_axes[-1].set_xlabel("step", fontsize=10, color=INK)
     figure.align_ylabels(all_axes)
+    return figure
+
+
+def panel_picture(rows: list[dict], switches: dict[str, bool]) -> Figure:
+    """The training panel for those who only see the executed notebook: switches above the curves.
+
+    `switches` are on or off by label.
+    """
+    line_in = 0.24
+    columns = 3
+    header_in = line_in * math.ceil(len(switches) / columns)
+    figure = run_curves(rows, live=True, header_in=header_in)
+    for number, (label, on) in enumerate(switches.items()):
+        row, column = divmod(number, columns)
+        height = 1 - (row + 0.6) * line_in / figure.get_figheight()
+        look = {"fontsize": 9, "va": "center", "color": INK if on else PALE}
+        box = "\N{BALLOT BOX WITH CHECK}" if on else "\N{BALLOT BOX}"
+        figure.text(0.03 + column / columns, height, f"{box} {label}", **look)
     return figure
 
 

@@ -1,6 +1,7 @@
 """Progress of long work and of a training: share, speed, time left, and how it ended.
 
-In a notebook a person watches, a line is rewritten in place; a program gets a new one now and then.
+In a notebook a person watches, a line is rewritten in place; a program gets a new one now and then,
+ever more seldom: an executed notebook keeps them all.
 """
 
 import math
@@ -11,6 +12,8 @@ from IPython.display import display
 
 from kit.base.formatting import clock, describe_error, format_gib
 from kit.notebook.result import is_watched
+
+IN_LINE = ("step", "loss", "validation", "steps/s", "left")  # of `progress_texts`: it must not wrap
 
 
 class Ticker:
@@ -25,7 +28,8 @@ class Ticker:
 
     def __call__(self, done: int, total: int, detail: str = "") -> None:
         now_s = time.monotonic()
-        if done < total and now_s - self.said_s < (5.0 if self.plain else 0.5):
+        pause_s = max(5.0, (now_s - self.began_s) / 2) if self.plain else 0.5
+        if done < total and now_s - self.said_s < pause_s:
             return
         self.said_s = now_s
         text = self.line(done, total, now_s - self.began_s, detail)
@@ -107,9 +111,10 @@ def newest(rows: list[dict]) -> dict:
 
 
 class Lines:
-    """Plain progress: notes at once; figures every 10 s, or each 5 % once 2 s have passed."""
+    """Plain progress: notes at once; figures at each 10 %, or after 15 s and then more seldom."""
 
     def __init__(self):
+        self.began_s = time.monotonic()
         self.said_s = -math.inf
         self.share = -math.inf
 
@@ -119,8 +124,11 @@ class Lines:
         now_s = time.monotonic()
         share = row.get("step", 0) / max(row.get("steps", 1), 1)
         quiet_s = now_s - self.said_s
-        if quiet_s >= 10 or (quiet_s >= 2 and share - self.share >= 0.05):
-            print("   ".join(f"{name} {text}" for name, text in texts.items()), flush=True)
+        pause_s = max(15, (now_s - self.began_s) / 4)
+        due = quiet_s >= pause_s or (quiet_s >= 2 and share - self.share >= 0.1)
+        if texts and due:
+            parts = [f"{name} {texts[name]}" for name in IN_LINE if name in texts]
+            print("   ".join(parts), flush=True)
             self.said_s = now_s
             self.share = share
 
@@ -131,16 +139,15 @@ def _number(value: float | None) -> str | None:
 
 def verdict(
     error: Exception | None, row: dict | None, stopping: bool, took_s: float
-) -> tuple[str, str, str]:
-    """(a sentence, the kind of message, the Start button's label) for a training that has ended."""
+) -> tuple[str, str]:
+    """(a sentence, the kind of message) for a training that has ended."""
     where = f"step {row['step']:,} of {row['steps']:,}" if row else "the first step"
     if error is not None:
-        again = "Continue" if row else "Start again"
-        return f"Stopped at {where} by an error. {describe_error(error)}", "bad", again
+        return f"Stopped at {where} by an error. {describe_error(error)}", "bad"
     if row and row["step"] >= row["steps"]:
         loss = _number(row.get("loss")) or "not finite"
-        return f"Finished: {where} in {clock(took_s)}, loss {loss}.", "good", "Start again"
+        return f"Finished: {where} in {clock(took_s)}, loss {loss}.", "good"
     if stopping:
-        return f"Stopped at {where}, with a checkpoint to resume from.", "warn", "Continue"
+        return f"Stopped at {where}, with a checkpoint. Press Start to resume.", "warn"
     note = f" ({row['note']})" if row and row.get("note") else ""
-    return f"Training ended by itself at {where}{note}.", "warn", "Continue"
+    return f"Training ended by itself at {where}{note}.", "warn"

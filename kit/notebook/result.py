@@ -15,11 +15,12 @@ from pathlib import Path
 
 import numpy as np
 from IPython import get_ipython
+from IPython.display import display
 from torch import Tensor
 
 from kit.base.files import encode_wav
 from kit.base.formatting import grid_html, table_html
-from kit.notebook.plots import picture_html
+from kit.notebook.plots import THEME_STYLE, picture_html
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,12 +69,17 @@ class Result:
 
     def _repr_html_(self) -> str:
         lines = [html.escape(line) for line in self.line.splitlines()]
-        parts = [f"<p>{'<br>'.join(lines)}</p>"]
+        return f"<p>{'<br>'.join(lines)}</p>{self.drawn()}"
+
+    def drawn(self) -> str:
+        """HTML of all but the line; "" if there is no more."""
+        parts = []
         if self.link:
             parts.append(link_html(self.link))
         if self.pictures:
+            first_line = [html.escape(line) for line in self.line.splitlines()[:1]]
             drawn = [picture() if callable(picture) else picture for picture in self.pictures]
-            parts += [picture_html(picture, lines[:1]) for picture in drawn]
+            parts += [picture_html(picture, first_line) for picture in drawn]
         parts += [sound_html(sound) for sound in self.sounds]
         if self.compared:
             parts.append(compared_html(self.compared))
@@ -81,6 +87,8 @@ class Result:
             parts.append(grid_html(self.grid))
         if self.figures and self.shown:
             parts.append(table_html(self.figures))
+        if self.pictures or self.sounds or self.compared:
+            parts.append(THEME_STYLE)
         return "".join(parts)
 
 
@@ -147,12 +155,17 @@ def plain_errors() -> None:
 
 
 def print_results() -> None:
-    """Where a program runs the notebook, print each Result as well: a log has no displays."""
+    """Where a program runs the notebook, print each Result's line, and display only the rest.
 
-    def print_result(result: Result, printer, _cycle: bool) -> None:
+    A log has no displays, and the executed notebook holds the line once.
+    """
+
+    def print_result(result: Result) -> None:
         print(result, flush=True)
-        printer.text(str(result))
+        drawn = result.drawn()
+        if drawn:
+            display({"text/html": drawn}, raw=True)
 
     shell = get_ipython()
     if shell is not None and not is_watched():
-        shell.display_formatter.formatters["text/plain"].for_type(Result, print_result)
+        shell.display_formatter.ipython_display_formatter.for_type(Result, print_result)

@@ -18,7 +18,7 @@ from IPython.display import display
 
 from kit.base.errors import SettingError
 from kit.base.formatting import clock, describe_error
-from kit.notebook.plots import png, run_curves, show, thin
+from kit.notebook.plots import panel_picture, png, run_curves, show, thin
 from kit.notebook.progress import Lines, Pace, newest, progress_texts, verdict
 from kit.notebook.result import is_watched
 from kit.notebook.widgets import Field, View
@@ -29,6 +29,7 @@ FRAME_S = 0.5  # between two looks at the log
 COST = 0.02  # share of one core that drawing the curve may take
 EARLY_S = 2  # between two drawings at the beginning, when somebody looks
 MAX_ROWS = 2000  # of the log, held for the plot
+LOOKS_S = (1.0, 4.0)  # after "Run all" has come to `wait`: a slow page misses the first
 # Panels with a run, by log: a cell that is run again replaces the older panel.
 _PANELS: dict[Path, "TrainPanel"] = {}
 # Of widgets, and what a page that was reloaded asks before it shows one.
@@ -62,6 +63,7 @@ class TrainPanel:
         self.rows = thin(read_log(self.process.log), MAX_ROWS)
         self.latest = newest(self.rows[-1000:])  # the newest value of every field
         self.unprinted_notes: list[str] = []
+        self.shown_by = ""  # the cell that shows it
         self.start_clicked, self.ended, self.retired = (threading.Event() for _ in range(3))
         self.thread: threading.Thread | None = None
         self._begin()
@@ -91,6 +93,7 @@ class TrainPanel:
         if countdown_s is not None and not self.finished:
             self.start_at_s = time.monotonic() + countdown_s
         display(self.view.box)
+        self.shown_by = running_cell()
         if self.thread is None or not self.thread.is_alive():
             self.thread = threading.Thread(target=self._follow, name="panel", daemon=True)
             self.thread.start()
@@ -99,16 +102,24 @@ class TrainPanel:
         """Wait until the training has ended; raise its error.
 
         The first interrupt stops it with a checkpoint, the second one leaves. Raises TimeoutError
-        after `timeout_s`, and RuntimeError where nothing was started.
+        after `timeout_s`, and RuntimeError where nothing was started. Buttons and status are shown
+        once more, as the panel's cell may be out of sight; "Run all" is brought back to the panel.
         """
         if _PANELS.get(self.process.log.resolve()) is not self:
             raise RuntimeError("Another panel shows this run now. Call run() first, then wait().")
+        if is_watched() and self.shown_by != running_cell() and not self.ended.is_set():
+            display(self.view.mirror)
         until_s = time.monotonic() + (threading.TIMEOUT_MAX if timeout_s is None else timeout_s)
+        looks_at_s = [time.monotonic() + wait_s for wait_s in LOOKS_S]
 
         def work() -> None:
             with Clicks() as clicks:
                 while not (self.ended.is_set() or self.error) and time.monotonic() < until_s:
                     clicks.poll()
+                    if clicks.run_all and looks_at_s and time.monotonic() > looks_at_s[0]:
+                        looks_at_s.pop(0)
+                        if not clicks.clicked:  # else somebody has found it
+                            self.view.come_into_sight()
                     self.ended.wait(0.1)
 
         self._interruptible(work)
@@ -152,7 +163,9 @@ class TrainPanel:
         if profiled:
             print(profiled, flush=True)
         if get_ipython() is not None:
-            show(run_curves(self.rows, live=True))
+            values = self.view.values()
+            on = {switch.label: values[switch.name] for switch in self.switches}
+            show(panel_picture(self.rows, on))
         if self.error is not None:
             raise self.error
 
@@ -239,11 +252,11 @@ class TrainPanel:
     def _conclude(self) -> str:
         self.error = self.error or self.process.error()
         took_s = time.monotonic() - self.started_s
-        text, kind, start_label = verdict(self.error, self.reached, self.stopping, took_s)
+        text, kind = verdict(self.error, self.reached, self.stopping, took_s)
         failure = "" if self.error or self.stopping else self.failure(self.rows)
         if failure:
             text, kind = f"{text} {failure}", "bad"
-        self.view.idle(start_label)
+        self.view.idle()
         self._show_plan()
         self.view.say(text, kind)
         self.view.bar.bar_style = {"good": "success", "bad": "danger"}.get(kind, "warning")
@@ -261,7 +274,7 @@ class TrainPanel:
     def _hold(self) -> None:
         """End the countdown: from now on training waits for Start."""
         self.start_at_s = None
-        self.view.idle("Start")
+        self.view.idle()
         self._show_plan()
         self.view.say("Choose the settings, then press Start.")
 
@@ -281,9 +294,13 @@ class TrainPanel:
             words, fits = self.plan(self.view.values())
         except ValueError as error:
             text = describe_error(error)
+            name = getattr(error, "field", "")
             if isinstance(error, SettingError):  # the field says enough, without its section
                 text = error.rest.lstrip(". ")
-            return self.view.show_plan(text, "bad", getattr(error, "field", ""))
+            if name in self.view.fields:
+                label = self.view.fields[name].field.label
+                text = text.replace(f"{name} = ", f"{label} = ", 1)
+            return self.view.show_plan(text, "bad", name)
         self.view.show_plan(words, "info" if fits else "warn")
 
     # What is shown.
@@ -295,10 +312,11 @@ class TrainPanel:
         self._show()
         step = self.rows[-1]["step"] if self.rows else 0
         if self.resumable and step:
-            self.view.start.description = "Continue"
             self.view.say(f"An unfinished run is at step {step:,}; it resumes from there.")
         elif self.finished:
-            self.view.say(f"Finished, at step {step:,}. Ask for more steps to train further.")
+            self.view.say(
+                f"Finished, at step {step:,}. To train further, raise Max steps and Start."
+            )
         elif step:
             self.view.say(f"An earlier run reached step {step:,}. Press Start to train.")
         else:
@@ -330,6 +348,12 @@ class TrainPanel:
         self.view.say(f"Training. Stop saves a checkpoint to resume from.{to_go}")
 
 
+def running_cell() -> str:
+    """The id of the request that the kernel works on; "" without a kernel."""
+    kernel = getattr(get_ipython(), "kernel", None)
+    return kernel.get_parent("shell")["header"]["msg_id"] if kernel else ""
+
+
 class Clicks:
     """Within `with Clicks() as clicks`, `clicks.poll()` handles the clicks on widgets so far.
 
@@ -348,6 +372,8 @@ class Clicks:
             self.replies = thread.manager.get_subshell_to_shell_channel_socket(None)
         self.held = []
         self.held_tasks = []
+        self.run_all = False  # more cells wait for this one
+        self.clicked = False
 
     def __enter__(self) -> "Clicks":
         if self.stream is not None:
@@ -373,8 +399,10 @@ class Clicks:
         ident, parts = session.feed_identities(frames, copy=False)
         kind = session.deserialize(parts, content=False, copy=False)["header"]["msg_type"]
         if kind in HANDLED:
+            self.clicked = self.clicked or kind == "comm_msg"
             self._handle(kind, ident, session.deserialize(parts, copy=False))
         else:
+            self.run_all = self.run_all or kind == "execute_request"
             self.held.append(frames)
 
     def _handle(self, kind: str, ident, message: dict) -> None:

@@ -10,7 +10,7 @@ import ipywidgets as widgets
 
 from kit.base.errors import KitError
 from kit.base.formatting import describe_error, shorten
-from kit.notebook.plots import BLUE, GREEN, ORANGE, PURPLE, RED, SKY
+from kit.notebook.plots import BLUE, GREEN, ORANGE, PURPLE, RED, SKY, THEME_STYLE
 
 COLOURS = {"info": BLUE, "good": GREEN, "warn": ORANGE, "bad": RED}
 # Where a step's time goes: fields of a StepEvent, in their order in the step.
@@ -33,7 +33,7 @@ class Panel:
 
     def arrange(self, *rows: widgets.Widget) -> None:
         layout = {"max_width": "820px", "padding": "4px", "overflow": "hidden"}
-        self.box = widgets.VBox(rows, layout=layout)
+        self.box = widgets.VBox([*rows, theme()], layout=layout)
 
     def say(self, text: str, kind: str = "info") -> None:
         self.status.value = message(text, kind)
@@ -124,6 +124,7 @@ class View:
         self.notes = widgets.HTML()
         curve = {"width": "100%", "max_width": "1000px", "margin": "0"}
         self.image = widgets.Image(format="png", layout=curve)
+        self.image.add_class("kit-chart")
         cell = {"overflow": "hidden"}  # no scroll bars for a pixel too many
         cells = [widgets.VBox([self.boxes[s.name], _reason(s)], layout=cell) for s in switches]
         shown = [each.box for each in self.fields.values() if not each.field.more]
@@ -133,13 +134,19 @@ class View:
         self.more.selected_index = None
         pressed = [self.start, self.stop, self.profile, self.bar]
         buttons = widgets.HBox(pressed, layout={"align_items": "center"})
+        # The same widgets a second time, for a cell further down: a click on either counts.
+        self.mirror = widgets.VBox([buttons, self.status], layout={"max_width": "1020px"})
         settings = [_grid(cells), _grid(shown)]
         if folded:
             settings.append(self.more)
+        # An empty line that can get the focus, but not by Tab: a page scrolls to what gets it.
+        self.anchor = widgets.Label(layout={"height": "1px", "margin": "0"})
+        self.anchor.tabbable = False
+        self.anchor.add_class("kit-anchor")
         outputs = [self.plan, self.status, self.tiles, self.image, self.players, self.notes]
-        rows = [*settings, buttons, *outputs]
+        rows = [*settings, self.anchor, buttons, *outputs, theme()]
         self.box = widgets.VBox(rows, layout={"max_width": "1020px", "padding": "4px"})
-        self.idle("Start")
+        self.idle()
 
     def values(self) -> dict:
         """Switches and fields by name. Raises KitError for a field that holds no number."""
@@ -155,7 +162,6 @@ class View:
             field.lock(not settings)
         self.start.disabled = not start
         self.stop.disabled = not stop
-        self.stop.description = "Stop"
         self.profile.disabled = not profile
 
     def running(self, profile: bool = False) -> None:
@@ -164,16 +170,24 @@ class View:
             self.boxes[name].value = False
         self.bar.bar_style = "info"
 
-    def idle(self, start_label: str) -> None:
+    def idle(self) -> None:
         self.enable(settings=True, start=True)
-        self.start.description = start_label
 
     def count_down(self, left_s: float) -> None:
         """Announce that training starts in `left_s` seconds, and how to stop that."""
-        self.start.description = "Start now"
-        self.stop.description = "Wait"
         self.stop.disabled = False
-        self.say(f"Training starts in {left_s:.0f} s. Change a setting or press Wait to hold it.")
+        self.say(
+            f"Training starts in {left_s:.0f} s. Press Stop, or change a setting, and it waits for "
+            "Start."
+        )
+
+    def come_into_sight(self) -> None:
+        """Scroll the page to the panel's buttons, with settings above and the curve below.
+
+        "Run all" in JupyterLab goes to the last cell. ipywidgets 7, as on Colab, has no `focus`.
+        """
+        if hasattr(self.anchor, "focus"):
+            self.anchor.focus()
 
     def show_plan(self, text: str, kind: str, wrong_field: str = "") -> None:
         """Show `text`, what the settings would take or what is wrong, beside `wrong_field` if any.
@@ -232,12 +246,12 @@ def _checkbox(switch) -> widgets.Checkbox:
     on = switch.on and switch.available
     layout = {"width": "auto", "margin": "0"}
     box = widgets.Checkbox(value=on, description=switch.label, indent=False, layout=layout)
-    set_tooltip(box, switch.reason)
+    set_tooltip(box, switch.explanation)
     return box
 
 
 def _reason(switch) -> widgets.HTML:
-    text = switch.reason if switch.available else f"not available: {switch.reason}"
+    text = switch.explanation
     style = "font-size:12px;line-height:1.3;opacity:.7;margin:-4px 8px 6px 20px"
     short = html.escape(textwrap.shorten(text, 110, placeholder="..."))
     measured = f"<b>{html.escape(switch.measured)}</b><br>" if switch.measured else ""
@@ -253,6 +267,12 @@ def set_tooltip(widget: widgets.DOMWidget, text: str) -> None:
     """Set the tooltip of a widget with a description, which ipywidgets 8 renamed."""
     name = "tooltip" if widget.has_trait("tooltip") else "description_tooltip"
     setattr(widget, name, text)
+
+
+def theme() -> widgets.HTML:
+    """What turns charts and players of a panel dark where the page is; it takes no room."""
+    no_line = "<style>.kit-anchor{outline:none!important}</style>"
+    return widgets.HTML(THEME_STYLE + no_line, layout={"display": "none"})
 
 
 def player() -> widgets.Audio:

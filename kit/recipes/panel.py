@@ -153,7 +153,10 @@ class PanelSettings:
         rows = f"{work.data.micro_batch} utterances"
         if work.data.effective_tokens:
             rows = f"{work.data.micro_tokens:,} tokens"
-        words += f".{advice} A step has {work.data.grad_accum} forward passes of {rows}."
+        passes = f"{work.data.grad_accum} forward passes"
+        if work.data.grad_accum == 1:
+            passes = "one forward pass"
+        words += f".{advice} A step has {passes} of {rows}."
         step_s = self.step_seconds(work)
         if step_s:
             steps = work.train.max_steps

@@ -315,7 +315,8 @@ class TrainingPlan:
         source = "measured by 05_benchmark" if self.measured else "the preset's"
         figures = {}
         for switch in self.offered:
-            words = ("on" if switch.on else "off", switch.measured, switch.reason)
+            state = "on" if switch.on else "off"
+            words = (state if switch.available else "", switch.measured, switch.explanation)
             figures[switch.label] = "; ".join(filter(None, words))
         lengths = self.data.padded(few_shapes=True).grid_lengths
         when = "Kernels are compiled for each length here, so"
@@ -347,14 +348,15 @@ class TrainingPlan:
         run = self.active
         make_gate = self.make_gate()
         self.gate = make_gate() if make_gate else None
-        line = "quality gate: off"
+        line = "Quality gate: off"
         if make_gate:
             sentences = len(self.data.held_out_sentences(GATE_SENTENCES))
-            line = f"quality gate: {sentences} sentences every {self.config.gate_every} steps"
+            line = f"Quality gate: {sentences} sentences every {self.config.gate_every} steps."
         own_cer = run.figure("recognizer", "held_out")
         figure = "not recorded" if own_cer is None else f"{own_cer:.1%}"
         worst_cer = build(EvaluateConfig, run.section("evaluate")).worst_cer
         warning = recognizer_warning(own_cer, worst_cer)
+        warning = warning[:1].upper() + warning[1:]
         line += f"\nThe recogniser's own CER on recordings: {figure}."
         return Result(line=f"{line}\n{warning}" if warning else line)
 

@@ -45,6 +45,13 @@ class Switch:
     measured: str = ""  # what it gained alone, where it was measured: "1.08x, -0.20 GiB here"
 
     @property
+    def explanation(self) -> str:
+        """What it does here, or why it is not available, for a person."""
+        if not self.available:
+            return f"not available: {self.reason}"
+        return self.reason if self.runs == "on" else f"{self.runs}: {self.reason}"
+
+    @property
     def ran(self) -> str:
         """What runs: "bf16", "fp32", "on", "off"."""
         return self.runs if self.on else BASELINE.get(self.name, "off")
@@ -93,8 +100,14 @@ class Applied:
 
     def table(self) -> dict[str, str]:
         """One line a switch, for a notebook or a report."""
-        word = {True: "asked for", False: "not asked for"}
-        return {s.label: f"{s.ran} ({word[s.asked]}; {s.reason})" for s in self.switches}
+        return {s.label: _record(s) for s in self.switches}
+
+
+def _record(switch: Switch) -> str:
+    """ "bf16: the GPU has bf16 units"; "off"; "off, although asked for: only a GPU has it"."""
+    if switch.on:
+        return f"{switch.ran}: {switch.reason}"
+    return f"{switch.ran}, although asked for: {switch.reason}" if switch.asked else switch.ran
 
 
 def wants_few_shapes(device: str, precision: str, on: Collection[str]) -> bool:
@@ -149,6 +162,7 @@ def switches(config: SpeedConfig, hw: Hardware, model: GPTConfig | None = None) 
         attention = Choice(value=config.attention_kernel, reason="as attention_kernel says")
     gpu = hw.device == "cuda"
     only_gpu = "only useful on a GPU"
+    fuses = "fewer and larger kernels; the first steps are slow, as kernels are compiled"
     adamw_default = "torch's default, a loop over the tensors"
     tf32 = (False, "only a GPU has it")
     if gpu:
@@ -157,14 +171,14 @@ def switches(config: SpeedConfig, hw: Hardware, model: GPTConfig | None = None) 
         capability = hardware.format_capability(hw.capability)
         tf32 = (hw.capability >= (8, 0), f"compute capability {capability} {has} it")
     facts = {
-        "sdpa": (True, f"kernel: {attention.value} ({attention.reason})"),
+        "sdpa": (True, attention.reason),
         "tf32": tf32,
-        "mixed_precision": (precision.value != "fp32", f"{precision.value}: {precision.reason}"),
+        "mixed_precision": (precision.value != "fp32", precision.reason),
         "fused_adamw": (True, f"same update, fewer passes over memory than {adamw_default}"),
-        "cudnn_benchmark": (gpu, "pays where shapes repeat" if gpu else only_gpu),
+        "cudnn_benchmark": (gpu, "faster where shapes repeat" if gpu else only_gpu),
         "pinned_memory": (gpu, "batches are copied while the GPU computes" if gpu else only_gpu),
         "cuda_graphs": (gpu, "one call starts a whole pass" if gpu else "only a GPU has them"),
-        "compile": (compiles, compiler.reason + ("; the first steps are slow" if compiles else "")),
+        "compile": (compiles, fuses if compiles else compiler.reason),
         "gradient_checkpointing": (True, "less memory, one more forward pass per step"),
         "adamw_8bit": (eight_bit.value == "yes", eight_bit.reason),
         "ema": (True, "averaged weights usually speak better than the last ones"),

@@ -96,13 +96,14 @@ def learning_checks(rows: list[dict], guess_loss: float, clear_cer: float) -> li
         if len(cers) > 1:
             cer = f"CER {cers[0]:.1%}, then {cers[-1]:.1%}"
             clearer = cers[-1] < cers[0] or cers[-1] <= clear_cer
-    fix = "lower train.lr, and listen to some recordings"
+    fix = "lower the learning rate (train.lr), and listen to some recordings"
     guessing = f"below {guess_loss:.3f}"
     clear = f"falling, or at most {clear_cer:.1%}"
+    longer = "train longer, or lower the learning rate (train.lr)"
     checks = [
         judged("training loss", loss, "falling", falls, fix),
         judged("loss against guessing", loss, guessing, below, fix),
-        judged("errors in what it speaks", cer, clear, clearer, "train longer, or lower train.lr"),
+        judged("errors in what it speaks", cer, clear, clearer, longer),
     ]
     return checks if cers else checks[:2]
 
@@ -119,11 +120,11 @@ def training_checks(rows: list[dict], guess_loss: float, clear_cer: float) -> li
     costs = [(r["step_s"] - r["data_s"]) / max(1, r["tokens"]) for r in timed_rows(rows)]
     if recent:
         skipped = 1 - len(numbers(recent, "loss")) / len(recent)
-        fix = "lower train.lr, or train in bf16 or fp32 instead of fp16"
+        fix = "lower the learning rate (train.lr), or train in bf16 or fp32 instead of fp16"
         checks.append(at_most("steps without a finite loss", skipped, 0.01, "{:.0%}", fix))
     if len(norms) >= MIN_STEPS:
         times = statistics.median(norms[-20:]) / statistics.median(norms)
-        fix = "training becomes unstable: stop, lower train.lr, and resume"
+        fix = "training becomes unstable: stop, lower the learning rate (train.lr), and resume"
         checks.append(at_most("gradient norm", times, 10, "{:.1f} times the usual", fix))
     if len(costs) >= MIN_STEPS:
         first, last = first_and_last(costs)
@@ -132,7 +133,7 @@ def training_checks(rows: list[dict], guess_loss: float, clear_cer: float) -> li
         checks.append(at_most("time of a step", last / first, 1.5, text, fix))
     if loads:
         idle = 1 - statistics.fmean(loads)
-        fix = "it waits: take a larger data.micro_batch, and see what 05_benchmark finds"
+        fix = "it waits: try a larger micro-batch (data.micro_batch), and run 05_benchmark"
         checks.append(at_most("idle device", idle, 1 - MIN_LOAD, "{:.0%} of the time", fix))
     if len(held_out) > PATIENCE:
         times = min(held_out[-PATIENCE:]) / min(held_out)
@@ -152,12 +153,15 @@ def beginning_checks(rows: list[dict]) -> list[Check]:
     rates, losses = numbers(rows, "lr"), numbers(rows[:FIRST_STEPS], "loss")
     if rates:
         steps = rates.index(max(rates)) + 1
-        fix = "set train.warmup_steps: the optimizer's averages hold little at first"
+        fix = (
+            "set warm-up steps (train.warmup_steps): the optimizer's averages hold little at first"
+        )
         figure = f"the learning rate rises for {steps:,} steps"
         checks.append(judged("warm-up", figure, "2 steps or more", steps > 1, fix))
     if losses:
         times = max(losses) / losses[0]
-        text, fix = "{:.2f} times the first loss", "raise train.warmup_steps, or lower train.lr"
+        text = "{:.2f} times the first loss"
+        fix = "more warm-up steps (train.warmup_steps), or a lower learning rate (train.lr)"
         checks.append(at_most("first steps", times, MAX_FIRST, text, fix))
     return checks
 
@@ -195,10 +199,10 @@ def diagnose(
     saving = 1 - evaluating - steps_s / wall_s
     made = 1.0 if "pinned_memory" in on or workers else share["data"]
     advised = max(workers + 1, loader_workers(hw, made, 1 - share["data"]))
-    workers_fix = f"set `workers` to {advised} (now {workers}): processes that make batches"
-    reduce_fix = "make `effective_batch` larger, or use fewer GPUs"
-    save_fix = "make `save_steps` larger, or keep the run on a local disk"
-    evaluate_fix = "make `eval_steps` and `gate_every` larger"
+    workers_fix = f"set workers (data.workers) to {advised} (now {workers}): they make batches"
+    reduce_fix = "a larger effective batch (data.effective_batch), or fewer GPUs"
+    save_fix = "fewer checkpoints (a larger train.save_steps), or keep the run on a local disk"
+    evaluate_fix = "evaluate more seldom (train.eval_steps and train.gate_every)"
     of_step, of_time = "{:.0%} of a step", "{:.0%} of the time"
     checks = [
         at_most("waiting for data", share["data"], 0.1, of_step, workers_fix),
@@ -208,18 +212,20 @@ def diagnose(
         at_most("evaluation", evaluating, 0.35, of_time, evaluate_fix),
     ]
     if hw.device == "cuda" and checks[0].passed:
-        fix = "make `micro_batch` larger" if "cuda_graphs" in on else "turn CUDA graphs on"
+        fix = "turn CUDA graphs on"
+        if "cuda_graphs" in on:
+            fix = "a larger micro-batch (data.micro_batch)"
         # A GPU that has less work queued waits for the CPU to start its kernels.
         figure, passed = f"for {share['sync']:.0%} of a step", share["sync"] >= 0.03
         checks.append(judged("work queued for the GPU", figure, "at least 3%", passed, fix))
     ram = numbers(recent, "ram_bytes")
     if ram:
-        fix = "set `workers` lower, or close other programs: without RAM the system ends a training"
+        fix = "fewer workers (data.workers), or close other programs: without RAM training is ended"
         text = "{:.0%} of this machine's"
         checks.append(at_most("RAM", max(ram) / hw.ram_bytes, MAX_RAM, text, fix))
     peak_bytes, reserved_bytes = recent[-1]["memory_bytes"], recent[-1]["reserved_bytes"]
     if reserved_bytes > 0.8 * hw.memory_bytes:
-        fix = "set `length_multiple` to 64, so that batches have fewer shapes"
+        fix = "set data.length_multiple to 64, so that batches have fewer shapes"
         text, times = "{:.1f} times the peak is reserved", reserved_bytes / peak_bytes
         checks.append(at_most("fragmented memory", times, 1.3, text, fix))
     return [check for check in checks if not check.passed]

@@ -6,6 +6,7 @@ Screenshots go to the folder named by KIT_SCREENSHOTS, if it is set.
 
 import contextlib
 import importlib.util
+import io
 import json
 import os
 import shutil
@@ -18,6 +19,9 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+from PIL import Image
+
 FLAGS = (
     "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync "
     "--disable-background-networking --disable-component-update"
@@ -25,8 +29,11 @@ FLAGS = (
 WIDTH_PX = 1366  # the narrowest screen that is still common; with the file browser open beside it
 HEIGHT_PX = 768
 TALLEST_PX = 16_000  # Chromium draws no higher picture
+BLOCK_PX = 24  # a square of so many pixels without any ink is no letter
+WHITE = 225  # and above, in all three colours
 THEMES = ("JupyterLab Dark", "JupyterLab Light")  # the one it begins with last
 NOTIFICATIONS = "lab/user-settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
+VIEWPORT = ".jp-WindowedPanel-viewport"
 LIMIT_S = float(os.environ.get("KIT_BROWSER_LIMIT_S", 600))  # of every single wait
 LOOK = (Path(__file__).parent / "look.js").read_text(encoding="utf-8")
 # The notebook on show, or null while the page is still loading.
@@ -175,9 +182,32 @@ def complaints(driver, name: str) -> list[str]:
         wait(lambda: driver.execute_script(f"{PANEL} {ALL_DRAWN}"), f"all cells of {name}")
         word = theme.split()[-1].lower()
         sentences += [f"{word}: {sentence}" for sentence in driver.execute_script(LOOK)]
-        screenshot(driver, f"{name}-{word}", ".jp-WindowedPanel-viewport")
+        screenshot(driver, f"{name}-{word}", VIEWPORT)
+        if word == "dark":
+            (page,) = driver.find_elements("css selector", VIEWPORT)
+            blocks = white_blocks(page.screenshot_as_png)
+            if blocks:
+                sentences.append(f"dark: {len(blocks)} white blocks, from {blocks[0]} on")
         resize(driver, HEIGHT_PX)
     return sentences
+
+
+def white_blocks(png: bytes) -> list[tuple[int, int]]:
+    """Places (x, y) of the squares of a picture that are white all over."""
+    darkest = np.asarray(Image.open(io.BytesIO(png)).convert("RGB")).min(axis=2)
+    rows, columns = (size // BLOCK_PX for size in darkest.shape)
+    whole = darkest[: rows * BLOCK_PX, : columns * BLOCK_PX]
+    squares = whole.reshape(rows, BLOCK_PX, columns, BLOCK_PX).min(axis=(1, 3))
+    return [(int(x) * BLOCK_PX, int(y) * BLOCK_PX) for y, x in np.argwhere(squares >= WHITE)]
+
+
+def in_sight(driver, label: str) -> bool:
+    """Whether the page shows a button with this label where it is scrolled to now."""
+    script = """return [...document.querySelectorAll('button.jupyter-button')].some(button => {
+        const at = button.getBoundingClientRect();
+        const top = document.elementFromPoint(at.x + at.width / 2, at.y + at.height / 2);
+        return button.innerText.trim() === arguments[0] && button.contains(top)})"""
+    return driver.execute_script(script, label)
 
 
 def cells(driver) -> list[dict]:

@@ -73,9 +73,11 @@ while (walker.nextNode()) {
   }
 }
 
-// Pictures bring their own background, or dark ink would stand on a dark page.
+// Pictures bring their own background, or dark ink would stand on a dark page. Those with the
+// class kit-image are transparent: their ink is neutral.
 for (const image of notebook.querySelectorAll(".jp-OutputArea-output img")) {
   if (!seen(image) || !image.complete || !image.naturalWidth) continue;
+  if (image.matches(".kit-image")) continue;
   const canvas = new OffscreenCanvas(1, 1);
   const context = canvas.getContext("2d");
   context.drawImage(image, 0, 0);

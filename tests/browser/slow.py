@@ -34,7 +34,7 @@ SWITCHES = [
 ]
 PRESET = {"effective_batch": 32, "micro_batch": 16, "lr": 0.002, "max_steps": 4000, "muon_lr": 0.02}
 PRESET |= {"warmup_steps": 50, "ema_decay": 0.999, "eval_steps": 100, "recompute_every": 1}
-PRESET |= {EPOCHS: 0, GPUS: 1}
+PRESET |= {EPOCHS: 0, GPUS: 1, "workers": 0, "prefetch_factor": 4}
 FIELDS = []
 for name, (label, comment) in LABELLED.items():
     known = {"name": name, "label": label, "comment": comment, "more": name in MORE_FIELDS}

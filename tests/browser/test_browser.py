@@ -122,7 +122,7 @@ def test_the_training_panel_starts_stops_continues_and_ends(driver, start_panel)
     web.screenshot(driver, "live-3-stopped", ".jp-OutputArea-output .widget-vbox")
     assert not locked(driver)
     stopped_at = step(driver)
-    web.press(driver, "Continue")
+    web.press(driver, "Start")
     web.wait(lambda: f"Finished: step {stopped_at + 40} of" in status(driver), "the end")
     assert f"step {stopped_at + 1}: resumed" in web.text_of(driver, ".widget-html-content")
     web.screenshot(driver, "live-4-finished", ".jp-OutputArea-output .widget-vbox")
@@ -146,7 +146,7 @@ def test_fields_say_what_is_wrong_and_reach_the_run(driver, start_panel):
     web.wait(lambda: web.button(driver, "Start"), "the panel")
     assert not field(driver, "Warm-up steps").is_displayed()
     enter(driver, "Learning rate", "20")
-    web.wait(lambda: "lr = 20" in web.text_of(driver, '[role="alert"]'), "what is wrong")
+    web.wait(lambda: "Learning rate = 20" in web.text_of(driver, '[role="alert"]'), "what is wrong")
     web.wait(lambda: not web.button(driver, "Start"), "Start to be off")
     web.screenshot(driver, "fields-1-wrong", ".jp-OutputArea-output .widget-vbox")
     field(driver, "Learning rate").send_keys(Keys.TAB)
@@ -172,13 +172,33 @@ def test_fields_say_what_is_wrong_and_reach_the_run(driver, start_panel):
 def test_run_all_starts_after_a_countdown_that_a_key_stops(driver, start_panel):
     held = start_panel("panel.countdown_s = 20.0", "panel.run()", "panel.wait(900)")
     web.wait(lambda: "Training starts in" in status(driver), "the countdown")
-    assert web.button(driver, "Start now") and web.button(driver, "Wait")
+    assert web.button(driver, "Start") and web.button(driver, "Stop")
     web.screenshot(driver, "countdown", ".jp-OutputArea-output .widget-vbox")
     field(driver, "Learning rate").send_keys("1")
     web.wait(lambda: "then press Start" in status(driver), "the end of the countdown")
     assert web.button(driver, "Start") and not held.exists()
     start_panel("panel.countdown_s = 3.0", "panel.run()", "panel.wait(900)")
     web.wait(lambda: step(driver) >= 3, "training that starts by itself")
+    stop(driver)
+
+
+def test_run_all_ends_in_sight_of_the_panel_and_of_its_mirror(driver, start_panel):
+    """Run all goes to the last cell, here several screens below."""
+    rest = ["#\n" * 60] * 3
+    start_panel("panel.countdown_s = 600.0", "panel.run()", "panel.wait(900)", *rest)
+    web.wait(lambda: web.in_sight(driver, "Start"), "the panel to come into sight")
+    assert "Training starts in" in status(driver) and web.in_sight(driver, "Stop")
+    web.screenshot(driver, "run-all-1-countdown")
+    flip(driver, "Gradient checkpointing")
+    web.wait(lambda: "then press Start" in status(driver), "the end of the countdown")
+    buttons = driver.find_elements("css selector", "button.jupyter-button")
+    starts = [each for each in buttons if each.text.strip() == "Start"]
+    assert len(starts) == 2, "one in the panel, one below the cell that waits"
+    driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", starts[1])
+    starts[1].click()
+    web.wait(lambda: step(driver) >= 5, "the training that the mirror started")
+    web.screenshot(driver, "run-all-2-running")
+    assert not web.complaints(driver, "run-all")
     stop(driver)
 
 
@@ -229,7 +249,8 @@ def watch_training(driver, address: str, notebook: Path) -> None:
     steps(notebook, 100_000)
     web.open_notebook(driver, address, notebook.name)
     web.run_all(driver)
-    web.wait(lambda: web.button(driver, "Start now"), "the countdown of the panel")
+    web.wait(lambda: "Training starts in" in status(driver), "the countdown of the panel")
+    web.wait(lambda: web.in_sight(driver, "Start"), "the panel to come into sight")
     web.show(driver, ".widget-checkbox")
     before = web.wait(lambda: plan(driver), "the plan")
     flip(driver, "Gradient checkpointing")

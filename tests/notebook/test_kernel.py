@@ -57,6 +57,26 @@ def test_a_notebook_without_a_front_end(log):
         executed(cell(log, fails_at=3), "panel.run()")
 
 
+RESULT = """
+import sys; sys.path[:0] = {paths!r}.split({separator!r})
+from kit.notebook.plots import bars
+from kit.notebook.result import Result, print_results
+print_results()
+display(Result(line="a sentence"))
+Result(line="of a picture", pictures=[bars(["a"], [1.0])], figures={{"memory_bytes": 3 * 2**30}})
+"""
+
+
+@pytest.mark.long
+def test_an_executed_notebook_holds_each_result_once():
+    paths = python_path(__file__)
+    (cell,) = executed(RESULT.format(paths=paths, separator=os.pathsep))
+    *printed, drawn = cell.outputs
+    assert "".join(output["text"] for output in printed) == "a sentence\nof a picture\n"
+    assert "<p>" not in drawn.data["text/html"] and "<img" in drawn.data["text/html"]
+    assert "3.00 GiB" in drawn.data["text/html"]
+
+
 @pytest.mark.long
 def test_an_interrupted_wait_stops_the_training_with_a_checkpoint(log):
     manager, client = start_new_kernel(kernel_name="python3")

@@ -80,6 +80,36 @@ def test_show_displays_a_picture_anywhere_in_a_cell(monkeypatch):
     assert "width=800 alt='a 1'" in views["text/html"] and views["text/plain"] == "a 1"
 
 
+def test_the_panel_as_a_picture_has_its_switches_above_the_curves():
+    picture = plots.panel_picture([row(1), row(2)], {"SDPA": True, "compile": False})
+    assert "☑ SDPA, ☐ compile" in plots.describe(picture)
+    top = max(axes.get_position().ymax for axes in picture.axes)
+    assert all(text.get_position()[1] > top for text in picture.texts)
+
+
+def contrast(colour: str, page: str) -> float:
+    """Of WCAG 2: the ratio of the luminances of two #rrggbb."""
+    lights = []
+    for text in (colour, page):
+        parts = np.array([int(text[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+        linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+        lights.append(float(linear @ [0.2126, 0.7152, 0.0722]) + 0.05)
+    return max(lights) / min(lights)
+
+
+def test_pictures_can_be_read_on_a_white_and_on_a_dark_page():
+    chart = plots.bars(["a"], [1.0])
+    image = plots.heatmaps({"head": np.eye(3)}, "code", "piece")
+    corners = [
+        Image.open(io.BytesIO(png(f))).convert("RGBA").getpixel((0, 0)) for f in (chart, image)
+    ]
+    assert corners[0] == (255, 255, 255, 255), "a chart stays readable where no theme turns it dark"
+    assert corners[1][3] == 0, "an image has no block around it"
+    assert min(contrast(plots.NEUTRAL, page) for page in ("#ffffff", "#111111")) > 4
+    assert "class='kit-chart'" in plots.picture_html(chart)
+    assert "class='kit-image'" in plots.picture_html(image)
+
+
 def test_a_picture_is_described_for_those_who_do_not_see_it():
     figure = plots.curves({"raw": ([1, 2], [3, 2]), "EMA": ([1, 2], [3, 1])}, "step", "loss", "Run")
     assert plots.describe(figure) == "Run. loss by step. Shown: raw, EMA"

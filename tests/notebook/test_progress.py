@@ -71,6 +71,23 @@ def test_pace_counts_arrivals_and_plain_lines_are_few(capsys):
     assert progress_texts(row, Pace()) == texts
 
 
+def test_progress_of_hours_is_a_few_short_lines(now, capsys):
+    """The executed notebook keeps them, and 80 columns must be enough."""
+    lines = Lines()
+    figures = {"step": 0, "steps": 20_000, "loss": 1.234, "lr": 2e-4, "val_loss": 1.3}
+    figures |= {"memory_bytes": 2**30, "load": 0.9, "ema_val_loss": 1.2}
+    pace = Pace()
+    lines.show({}, {}, [])
+    assert not capsys.readouterr().out, "nothing before the first step"
+    for step in range(1, 20_001):
+        now.s += 0.5
+        pace.see(now.s, 1000)
+        row = figures | {"step": step}
+        lines.show(row, progress_texts(row, pace), [])
+    printed = capsys.readouterr().out.splitlines()
+    assert 10 <= len(printed) <= 40 and max(map(len, printed)) <= 80
+
+
 @pytest.mark.parametrize(
     "error, row, stopping, facts",
     [

@@ -141,7 +141,7 @@ def test_start_stop_continue_and_the_end(show, log):
     view.stop.click()
     assert panel.ended.wait(PATIENCE_S) and process.done < 100
     assert f"Stopped at step {process.done} of 100" in view.status.value
-    assert view.start.description == "Continue" and not view.start.disabled
+    assert view.start.description == "Start" and not view.start.disabled
     assert not view.boxes["sdpa"].disabled, "the switches unlock"
     assert view.boxes["compile"].disabled, "an unavailable one never does"
     view.start.click()
@@ -205,7 +205,7 @@ def test_a_reload_draws_the_past(log):
     Process(log).train()
     panel = panel_of(Process(log), resumable=True)
     assert panel.view.image.value != blank and "20 / 20" in panel.view.tiles.value
-    assert panel.view.start.description == "Continue"
+    assert panel.view.start.description == "Start" and "resumes" in panel.view.status.value
     assert "Finished, at step 20" in panel_of(Process(log), finished=True).view.status.value
 
 
@@ -263,7 +263,7 @@ def test_an_interrupt_requests_a_stop_and_a_second_one_leaves(log):
 
 
 TOUCHES = {
-    "Wait": lambda view: view.stop.click(),
+    "Stop": lambda view: view.stop.click(),
     "a switch": lambda view: setattr(view.boxes["sdpa"], "value", False),
     "a field": lambda view: setattr(view.fields["lr"].text, "value", "0.1"),
 }
@@ -274,7 +274,8 @@ def test_any_click_stops_the_countdown(show, log, touched):
     held = Process(log)
     panel = show(held, fields=FIELDS, countdown_s=1.0)
     until(lambda: "Training starts in" in panel.view.status.value)
-    assert (panel.view.start.description, panel.view.stop.description) == ("Start now", "Wait")
+    assert (panel.view.start.description, panel.view.stop.description) == ("Start", "Stop")
+    assert not panel.view.start.disabled and not panel.view.stop.disabled
     TOUCHES[touched](panel.view)
     with pytest.raises(TimeoutError):
         panel.wait(1.5)
@@ -286,7 +287,7 @@ def test_switches_of_the_start_are_what_the_run_gets(show, log):
     panel = show(process)
     box = panel.view.boxes["compile"]
     tip = box.tooltip if box.has_trait("tooltip") else box.description_tooltip
-    assert (box.disabled, box.value, tip) == (True, False, "no compiler")
+    assert (box.disabled, box.value, tip) == (True, False, "not available: no compiler")
     panel.view.boxes["sdpa"].value = False
     box.value = True  # a front end's stale state must not turn it on
     panel.view.start.click()

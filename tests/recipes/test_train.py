@@ -435,6 +435,6 @@ def test_the_gate_evaluates_held_out_sentences_when_it_is_on(tmp_path, monkeypat
     line = str(training.judge())
     some = len(training.data.held_out_sentences(24))
     assert 0 < some <= sum(row.split == "held_out" for row in manifest())
-    assert line.startswith(f"quality gate: {some} sentences every 3 steps")
+    assert line.startswith(f"Quality gate: {some} sentences every 3 steps")
     assert "own CER on recordings: 40.0%" in line and "cannot tell whether a voice" in line
     assert training.gate is not None

@@ -51,12 +51,15 @@ def plain(html: str) -> str:
 
 def shown(outputs: list, name: str) -> list[str]:
     """Markdown of a code cell's outputs: its sentence, pictures, sounds."""
-    lines, printed, sounds = [], [], 0
+    lines, printed, sounds, said = [], [], 0, ""
     for output in outputs:
         data = output.get("data", {})
         html = data.get("text/html", "")
         sentence = plain(html)
+        if html and not sentence and said:  # a Result prints its line, and displays the rest
+            sentence = said
         lines += filter(None, [sentence])
+        said = ""
         described = ALT.search(html)  # of a picture that a cell shows by itself
         sentence_or_alt = sentence or (unescape(described[1]) if described else "A picture")
         caption = re.sub(r"['\[\]]", "", sentence_or_alt)
@@ -68,6 +71,7 @@ def shown(outputs: list, name: str) -> list[str]:
                 lines.append(save(base64.b64decode(content), f"{name}-{len(lines)}", caption))
         if output.output_type == "stream" and output.name == "stdout":
             printed += output.text.splitlines()
+            said = printed[-1] if printed else ""
     if printed and not any(line.startswith("![") for line in lines):
         lines.insert(0, "\n".join(["```text", *printed[-MAX_LINES:], "```"]))
     return lines

@@ -70,7 +70,12 @@ def test_the_record_says_what_was_set_what_ran_and_why(bf16):
     ran = {"sdpa": IN_BF16, "mixed_precision": "bf16", "gradient_checkpointing": "2 of 2 layers"}
     assert {r.name: r.ran for r in applied.switches} == dict.fromkeys(NAMES, "off") | ran
     assert {name for name in NAMES if applied.on(name)} == set(ran)
-    assert applied.table()["Mixed precision"] == "bf16 (asked for; bf16: measured)"
+    table = applied.table()
+    assert (table["Mixed precision"], table["EMA of the weights"]) == ("bf16: measured", "off")
+    assert "although asked for" in table["TF32 products"]
+    explained = {s.name: s.explanation for s in applied.switches}
+    assert explained["mixed_precision"] == "bf16: measured"
+    assert explained["tf32"].startswith("not available: ")
     assert applied.line == f"SDPA {IN_BF16}, bf16, recomputing 2 of 2 layers"
 
 
@@ -124,7 +129,7 @@ def test_what_this_device_lacks_is_off_and_says_why(bare):
     assert not offered["mixed_precision"].available
     assert "bf16 is slower here" in offered["mixed_precision"].reason
     notes = apply(tiny_model(), asked, CPU).notes
-    assert len(notes) == 2 and "Mixed precision is off: fp32: bf16 is slower here" in notes
+    assert len(notes) == 2 and "Mixed precision is off: bf16 is slower here" in notes
     assert any("no C++ compiler (install g++)" in note for note in notes)
     assert apply(tiny_model(), SpeedConfig(sdpa=True), CPU).notes == []
 
