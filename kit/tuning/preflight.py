@@ -273,8 +273,8 @@ def measure_peak(step: Callable[[], float | None], device: str) -> dict:
     On a CPU only what `step` itself allocates counts, so it must make its own model; the
     profiler's cost is below what the steps' times differ by.
     """
+    release_memory(device)
     if device == "cuda":
-        release_memory(device)
         torch.cuda.reset_peak_memory_stats()
         step_s = step()
         measured = torch.cuda.max_memory_allocated()

@@ -4,6 +4,7 @@ import ast
 import math
 import random
 import re
+import time
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,13 +16,15 @@ from helpers import CPU, code_cache, manifest, run_shown, trained_codec
 
 from kit.base.config import build, load_preset
 from kit.base.errors import KitError
-from kit.base.hardware import Hardware
+from kit.base.formatting import format_memory
+from kit.base.hardware import Choice, Hardware
 from kit.batches.batching import padding_waste
 from kit.dataset.manifest import write_manifest
-from kit.model.gpt import SpeechGPT, weighted_loss
 from kit.notebook import exercises
+from kit.notebook.result import Result
 from kit.settings import DataConfig, GPTConfig, SpeedConfig, TrainConfig
 from kit.text.normalize import letters
+from kit.training.switches import LABELS
 from kit.tuning.choose import Trial
 from kit.tuning.measure import make_batches, preset_task
 from kit.tuning.memory_plan import Workload
@@ -79,12 +82,46 @@ def test_01_pads_less_with_few_lengths():
     require_points("01", {"prep": SimpleNamespace(data_config=config, stream=stream), "run": run})
 
 
-def test_02_learns_in_twelve_steps():
+@pytest.fixture
+def loop() -> dict:
+    """The names of a kernel in which notebook 02 has defined its loop."""
     task = preset_task(load_preset("tiny"), CPU, 1, ((12, 40), (16, 50)) * 16)
-    parts = {"torch": torch, "SpeechGPT": SpeechGPT, "weighted_loss": weighted_loss}
-    training = SimpleNamespace(batches=lambda: make_batches(task))
-    guess = math.log(task.model.code_vocab)
-    require_points("02", {"training": training, "tiny": task.model, "guess": guess, **parts})
+    run = SimpleNamespace(hw=CPU, preset_name="tiny", precision=Choice(value="fp32", reason=""))
+    offered = [SimpleNamespace(label=label, available=True) for label in LABELS.values()]
+    training = SimpleNamespace(
+        model=task.model,
+        data=SimpleNamespace(config=task.data),
+        batches=lambda: make_batches(task),
+        offered=offered,
+    )
+    names = {"run": run, "training": training}
+    run_shown("02", "box", names)
+    return names
+
+
+def test_02_learns_in_twelve_steps(loop):
+    require_points("02", loop)
+
+
+def test_02_changes_no_loss_by_a_switch_and_names_each_as_the_panel_does(loop, capsys):
+    names, *figures = run_shown("02", "table", loop).grid
+    assert len(figures) == 1 and len(figures[0]) == len(names)
+    losses = {}
+
+    def measure(name, train):
+        losses[name] = [loss.item() for loss in train(loop["new_model"]())]
+
+    loop["measure"] = measure
+    for start in ("sdpa", "mixed", "checkpointing", "accumulation", "ema", "fused", "compile"):
+        run_shown("02", start, loop)
+    fp32, bf16, fp16, autocast = capsys.readouterr().out.splitlines()[-4:]
+    assert "1 is 1.1000" in fp32 and "1 is 1.0000" in bf16 and "1 is 1.0000" in fp16
+    assert "1e-8 is 0.0e+00, scaled 1.0e-08" in fp16 and "is 0.0e+00" not in bf16
+    assert "products in torch.bfloat16, weights in torch.float32" in autocast
+    assert len(losses.keys() & set(LABELS.values())) == 6 and "Micro-batch 4" in losses
+    for name, each in losses.items():
+        tolerance = 1e-2 if name == "Mixed precision" else 1e-4
+        assert each == pytest.approx(loop["losses"], rel=tolerance), name
 
 
 def test_02_compares_codes_from_the_cache_with_codes_made_in_every_step(tmp_path):
@@ -94,6 +131,7 @@ def test_02_compares_codes_from_the_cache_with_codes_made_in_every_step(tmp_path
         data=data, batches=lambda: iter(range(9)), rows=lambda: [{"step_s": 0.5}]
     )
     names = {"training": training, "run": SimpleNamespace(folder=tmp_path)}
+    names |= {"time": time, "format_memory": format_memory, "Result": Result}
     shown = run_shown("02", "fly", names)
     cached, made = shown.grid[1:]
     assert float(cached[1].split()[0]) < float(made[1].split()[0]) and "times as long" in str(shown)

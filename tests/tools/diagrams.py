@@ -192,9 +192,32 @@ def inference() -> Figure:
     return figure
 
 
+def training_loop() -> Figure:
+    """The steps of the loop in 02, and below each the switches that change it."""
+    figure, axes = canvas(2.6)
+    steps = {
+        "batch": ("Micro-batch", GRAY),
+        "forward\npass": ("Fused attention\nMixed precision\ntorch.compile", BLUE),
+        "loss": ("Loss scaling\n(fp16)", BLUE),
+        "backward\npass": ("Gradient\ncheckpointing", ORANGE),
+        "step": ("Fused AdamW", GREEN),
+        "average": ("EMA of\nthe weights", GREEN),
+    }
+    for number, (name, (switches, color)) in enumerate(steps.items()):
+        x = 0.15 + 1.66 * number
+        box(axes, x, 1.15, 1.3, 0.7, name, color)
+        note(axes, x + 0.65, 0.6, switches)
+        if number:
+            arrow(axes, (x - 0.34, 1.5), (x - 0.02, 1.5))
+    arrow(axes, (7.44, 1.9), (0.8, 1.9), bend=0.08)
+    note(axes, 4.12, 2.42, "the next batch")
+    return figure
+
+
 DIAGRAMS = {  # notebook: a function that draws its figure
     "00_setup": setup,
     "01_data_prep": data_prep,
+    "02_train": training_loop,
     "04_inference": inference,
     "06_more_data": more_data,
     "07_finetune_xtts": finetuning,
