@@ -94,11 +94,9 @@ def test_debugging_trains_in_fp32_without_any_switch_whatever_was_measured(tmp_p
     assert ran["Fused attention (SDPA)"].startswith("explicit softmax")
 
 
-def test_notebook_03_averages_checkpoints_whose_losses_are_those_of_the_log(
-    tmp_path,
-):
+def test_notebook_03_averages_checkpoints_whose_losses_are_those_of_the_log(tmp_path):
     run = active(tmp_path)
-    training = untried(Training(run))
+    training = Training(run)
     training.fit()
     names = {"run": run, "training": training}
     run_shown("03", "930d29c1", names)
