@@ -467,6 +467,11 @@ def run_shown(name: str, start: str, names: dict):
     (path,) = (Path(__file__).parents[1] / "notebooks").glob(f"{name}_*.ipynb")
     cells = nbformat.read(path, as_version=nbformat.NO_CONVERT).cells
     own = [c.source for c in cells if c.cell_type == "code" and c.id.split("-")[0] == start]
-    *body, last = ast.parse("\n".join(own)).body
-    exec(compile(ast.Module(body, []), start, "exec"), names)
-    return eval(compile(ast.Expression(last.value), start, "eval"), names)
+    return last_value("\n".join(own), names)
+
+
+def last_value(source: str, names: dict):
+    """Run `source` with `names`, and return the value of its last line, an expression."""
+    *body, last = ast.parse(source).body
+    exec(compile(ast.Module(body, []), "cell", "exec"), names)
+    return eval(compile(ast.Expression(last.value), "cell", "eval"), names)

@@ -9,7 +9,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
-from kit.base.config import build, merge
+from kit.base.config import ROOT, build, merge
 from kit.base.formatting import format_gib
 from kit.base.hardware import versions
 from kit.base.run import load_use
@@ -30,6 +30,7 @@ from kit.tuning.preflight import divisors, limit_memory
 
 START_S = 3.0  # to start a trial's process and draw its weights
 COMPILE_S = 30.0
+DEVICES = ROOT / "docs" / "devices" / "README.md"  # a table of what others measured
 
 
 class Benchmark:
@@ -76,6 +77,26 @@ class Benchmark:
         steps = (self.about, self.measure, self.choose, self.find_micro_batch, self.speed)
         for step in (*steps, self.memory, self.table, self.write, self.summary):
             yield step()
+
+    def known(self) -> Result:
+        """What was measured before: in this run, else on the devices that docs/devices lists."""
+        name = self.active.hw.name
+        folder = self.active.folder / "bench"
+        self.measured = run_trials(self.task, self.config, folder, self.variants, measures=False)
+        if len(self.ran) > 1:
+            chosen = self.active.figure("bench", "preset") or {}
+            line = f"Measured before in this run, on the {name}. Chosen: "
+            line += ", ".join(chosen.get("chosen", ())) or "nothing yet"
+            return dataclasses.replace(self.table(), line=line, pictures=self.speed().pictures)
+        line = f"Not measured in this run yet: the {name}."
+        head, *rows = devices_like(name)
+        if not rows:
+            return Result(line=line)
+        times = [float(row[head.index("faster")].removesuffix("x")) for row in rows]
+        names = [row[0] for row in rows]
+        picture = bars(names, times, "times as fast as without switches", "Measured elsewhere")
+        line += f" Measured elsewhere: {'; '.join(names)}."
+        return Result(line=line, pictures=[picture], grid=[head, *rows])
 
     def about(self) -> Result:
         """Measure the baseline once, and show the minutes that everything takes."""
@@ -247,3 +268,15 @@ class Benchmark:
             "Next: 02_train, which takes the switches and the micro-batch of speed.yaml. As PRESET "
             "of a new run, or --preset, that file is a preset."
         )
+
+
+def devices_like(name: str) -> list[tuple[str, ...]]:
+    """The table of devices, its headings first, then those whose names are most like `name`."""
+    if not DEVICES.is_file():  # an installed package has no docs
+        return [()]
+    lines = DEVICES.read_text(encoding="utf-8").splitlines()
+    cells = [line.strip("|").split("|") for line in lines if line.startswith("|")]
+    head, _, *rows = [tuple(cell.strip() for cell in row) for row in cells]
+    words = set(name.replace(",", "").split())
+    rows.sort(key=lambda row: len(words & set(row[0].replace(",", "").split())), reverse=True)
+    return [head, *rows]

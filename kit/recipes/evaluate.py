@@ -19,7 +19,7 @@ from kit.base.run import Run
 from kit.inference import evaluate as scoring
 from kit.model.weights import WEIGHTS
 from kit.notebook.plots import bars, curves, mel_picture
-from kit.notebook.result import Result, players_of
+from kit.notebook.result import Result, Sound, players_of
 from kit.recipes.base_model import package_speaker
 from kit.recipes.evaluation_data import EvaluationData, SpeakerLoss, loss_by_speaker
 from kit.recipes.open_run import ActiveRun
@@ -163,7 +163,7 @@ class Evaluation:
         return Result(line="\n".join(lines), pictures=[picture], figures=figures, shown=False)
 
     def losses(self) -> Result:
-        """Held-out loss along training: of the last weights, and of their average."""
+        """Held-out loss along training: of the last weights, and of their average; both speak."""
         lines = held_out_losses(read_log(self.active_run.path("train.jsonl")))
         final = {name: values[-1] for name, (_, values) in lines.items()}
         figures = {f"{name.lower()}_loss": loss for name, loss in final.items()}
@@ -171,7 +171,20 @@ class Evaluation:
         line += ", ".join(f"{name} {loss:.3f}" for name, loss in final.items())
         if "EMA" in final:
             line += f"\nThe loss of EMA is {final['EMA'] / final['raw'] - 1:+.1%} against raw."
-        return self.record(line, figures, curves(lines, "step", "held-out loss"))
+        result = self.record(line, figures, curves(lines, "step", "held-out loss"))
+        if not self.data.codec.decodes:
+            return result
+        return dataclasses.replace(result, compared=self.sounds_by_weights())
+
+    def sounds_by_weights(self) -> dict[str, list[Sound]]:
+        """The first held-out sentences by each set of weights, one candidate each."""
+        sounds = {}
+        for name, spoken in self.data.by_weights.items():
+            sounds[name] = []
+            for sample in spoken.samples:
+                wave = load_wave(str(self.active_run.folder / sample["wav"]), self.data.rate_hz)
+                sounds[name] += players_of({sample["text"]: wave}, self.data.rate_hz)
+        return sounds
 
     def endings(self) -> Result:
         """Whether held-out sentences end by themselves, and how long they are: from codes alone."""

@@ -169,7 +169,7 @@ class NoiseFloor:
     """Errors of the recogniser itself."""
 
     cer: float  # character error rate on the recordings
-    cer_codec: float  # on the recordings after the codec: a voice cannot do better
+    cer_codec: float  # on the recordings after the codec; a voice may speak clearer than they do
     transcripts: tuple[str, ...]  # after the codec
 
 

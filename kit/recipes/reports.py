@@ -28,7 +28,6 @@ from kit.training.switches import load_choice
 from kit.tuning.checks import HEAD, Check, judged, table
 
 SENTENCES = 3  # to listen to
-SKIPPED = "Skipped: RUN_B is empty. Write the name of a second run there to compare it with."
 # Of the record: name, section, key, and how it is written.
 FIGURES = (
     ("hours of speech", "data", "hours", "{:.2f}".format),
@@ -124,22 +123,20 @@ class Checklist:
 
 
 class Compare:
-    """Run `run_a` beside `run_b`, another run or its name; with "" every step is skipped.
+    """Run `run_a` beside `run_b`, another run or its name.
 
     Raises KitError for a run that does not exist, and for a run beside itself.
     """
 
     def __init__(self, run_a: Run, run_b: Run | str):
         if isinstance(run_b, str):
-            run_b = existing_run(run_b) if run_b else None
-        if run_b and run_b.folder.resolve() == run_a.folder.resolve():
+            run_b = existing_run(run_b)
+        if run_b.folder.resolve() == run_a.folder.resolve():
             raise KitError(f"`{run_a.name}` cannot be compared with itself: name another run.")
-        self.runs = {run.name: run for run in (run_a, run_b) if run}
+        self.runs = {run.name: run for run in (run_a, run_b)}
 
     def result(self) -> Result:
         """Loss curves of both, then a table: figures, and settings that differ."""
-        if len(self.runs) == 1:
-            return Result(line=SKIPPED)
         lines = self.losses()
         pictures = [curves(lines, "step", "loss (nats per target)")] if lines else []
         differing = self.differing_settings()
@@ -185,8 +182,6 @@ class Compare:
 
     def listen(self, count: int = SENTENCES) -> Result:
         """The same held-out sentences spoken by both voices, equally loud."""
-        if len(self.runs) == 1:
-            return Result(line=SKIPPED)
         voices = []
         for run in self.runs.values():
             voices.append(Speaking(run if isinstance(run, ActiveRun) else activate(run)))

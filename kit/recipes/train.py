@@ -9,7 +9,10 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cached_property, partial
+
+import torch
+from torch import Tensor
 
 from kit.base.config import build
 from kit.base.errors import KitError
@@ -40,7 +43,9 @@ from kit.settings import EvaluateConfig
 from kit.training import logs, process
 from kit.training import run as training_runs
 from kit.training.ranks import Ranks, broadcast_order
+from kit.training.run import validation_loss
 from kit.training.switches import wants_few_shapes
+from kit.training.trainer import Trainer
 from kit.tuning import checks, estimate
 from kit.tuning.memory_plan import count_parameters, trainable_of
 from kit.tuning.monitor import STATUS, Monitor, StepProfiler
@@ -292,6 +297,24 @@ class Training(TrainingPlan):
             return self.training_run().load_newest().cpu().eval()
         ema, raw = (self.active.folder / WEIGHTS[kind] for kind in ("ema", "raw"))
         return load_model(ema if ema.exists() else raw)
+
+    @cached_property
+    def validator(self) -> tuple[Trainer, list]:
+        """A trainer to put weights into, and the held-out batches."""
+        job = self.training_run()
+        job.speed = dataclasses.replace(job.speed, compile=False, cuda_graphs=False, ema=False)
+        return job.build_trainer(), validation_batches(self.data.stream("held_out"))
+
+    def held_out_loss(self, weights: dict[str, Tensor]) -> float | None:
+        """The held-out loss, as in the log, with the trained `weights` by name; None for {}."""
+        if not weights:
+            return None
+        trainer, batches = self.validator
+        with torch.no_grad():
+            for name, parameter in trainer.trainable.parameters.items():
+                parameter.copy_(weights[name])
+        precision = trainer.applied.precision
+        return validation_loss(trainer.model.eval(), batches, self.active.hw.device, precision)
 
     def summary(self) -> Result:
         """Record the figures of the run; save a reference clip of each speaker with the model."""

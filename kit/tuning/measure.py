@@ -246,6 +246,7 @@ def run_trials(
     wanted: Sequence[Trial],
     tick: Callable[[int, int, str], None] = lambda *_: None,
     rounds: int = 0,  # 0: as `config` says
+    measures: bool = True,  # False: only what was measured before
 ) -> list[Trial]:
     """Measure the variants, round by round, and return a row for each, in order.
 
@@ -265,8 +266,10 @@ def run_trials(
         if len(earlier) > number or any("error" in result for result in earlier):
             continue  # another variant is the same set; a failure is not tried again
         key = digest(trained, *measured, variant.on, number)
-        measure = functools.partial(measure_variant, task, config, variant.on)
-        earlier.append(cached_result(Path(folder) / f"{key}.json", key, measure))
+        path = Path(folder) / f"{key}.json"
+        if measures or path.exists():
+            measure = functools.partial(measure_variant, task, config, variant.on)
+            earlier.append(cached_result(path, key, measure))
     tick(len(jobs), len(jobs), "")
     return compare(wanted, results, task.model.dropout, peak_tokens_per_s(task))
 

@@ -173,14 +173,6 @@ def test_05_saves_memory_at_little_cost_and_names_what_was_measured():
         exercises.switches("recompute", TRIALS)
 
 
-def test_05_shows_what_master_weights_and_loss_scaling_keep(capsys):
-    run_shown("05", "mixed", {})
-    fp32, bf16, fp16, autocast = capsys.readouterr().out.splitlines()
-    assert "1 is 1.1000" in fp32 and "1 is 1.0000" in bf16 and "1 is 1.0000" in fp16
-    assert "1e-8 is 0.0e+00, scaled 1.0e-08" in fp16 and "is 0.0e+00" not in bf16
-    assert autocast == "product torch.bfloat16, weight torch.float32, gradient torch.float32"
-
-
 def test_06_draws_from_a_stream_with_equal_chances_in_memory_that_does_not_grow():
     require_points("06", {"islice": islice})
     growing = exercises.fair_sample(lambda records, count: random.sample(list(records), count))

@@ -6,7 +6,7 @@ import pytest
 
 from kit.base.config import load_preset, merge
 from kit.base.formatting import clock
-from kit.recipes.benchmark import START_S, Benchmark
+from kit.recipes.benchmark import START_S, Benchmark, devices_like
 from kit.recipes.start import start
 from kit.recipes.training_plan import measured_effects
 from kit.settings import TrialConfig
@@ -132,6 +132,27 @@ def test_a_micro_batch_that_is_planned_beyond_the_memory_is_not_tried(run, calls
     before = len(calls)
     *_, last = benchmark.find_micro_batch().grid
     assert last[-1].startswith("planned ") and len(calls) == before
+
+
+def test_what_is_known_of_a_device_is_shown_before_it_is_measured(run, calls):
+    known = Benchmark(run).known()
+    assert not calls and str(known).startswith("Not measured in this run yet")
+    assert known.grid[0][0] == "device, threads" and len(known.grid) >= 3 and known.pictures
+    first = Benchmark(run)
+    first.measure()
+    first.choose()
+    first.write()
+    measured = len(calls)
+    again = Benchmark(run).known()
+    assert len(calls) == measured and "fused_adamw" in str(again) and again.pictures
+    assert {row[0] for row in again.grid} >= {"Baseline", "Fused AdamW"}
+
+
+def test_the_device_most_like_this_one_comes_first(tmp_path, monkeypatch):
+    for name in ("AMD EPYC", "Intel Xeon"):
+        assert devices_like(name)[1][0].startswith(name)
+    monkeypatch.setattr("kit.recipes.benchmark.DEVICES", tmp_path / "not installed")
+    assert devices_like("AMD EPYC") == [()]
 
 
 def test_a_resumed_benchmark_keeps_its_threads(run):

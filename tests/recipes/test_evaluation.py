@@ -1,11 +1,12 @@
 """The evaluation recipe: what it shows, records and leaves, and that nothing is spoken twice."""
 
 import dataclasses
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
-from helpers import real_voice, run_shown
+from helpers import last_value, real_voice, run_shown
 from made_runs import trained_run
 
 from kit.base.config import merge
@@ -15,10 +16,11 @@ from kit.dataset.manifest import read_manifest, write_manifest
 from kit.inference.evaluate import KINDS
 from kit.inference.voice import Voice
 from kit.inference.voice_files import save_references
-from kit.notebook.result import Result
 from kit.recipes.evaluate import Evaluation
 from kit.recipes.open_run import ActiveRun
+from kit.text.normalize import letters
 
+TEACHING = Path(__file__).resolve().parents[2] / "docs" / "teaching.md"
 SMALL = {
     "generate": {"best_of": 2, "max_codes_per_text_id": 0.5, "retries": 0},
     "evaluate": {"sentences": 4, "worst_cer": 0.12},
@@ -56,6 +58,9 @@ def test_every_sentence_can_be_played_and_every_comparison_is_drawn(evaluated):
     for name in ("rates", "harder", "whose", "losses", "words", "samples"):
         assert results[name].pictures, name
     assert len(results["rates"].grid) == 4  # headings, raw, ema, best of several
+    beside = results["losses"].compared
+    texts = [[sound.caption for sound in beside[name]] for name in ("raw", "ema")]
+    assert texts[0] == texts[1] == [row.text for row in evaluation.data.held_out]
 
 
 def test_figures_word_errors_and_samples_are_recorded(evaluated, run):
@@ -149,12 +154,28 @@ def test_a_run_without_an_average_is_judged_also_by_independent_models(tmp_path)
     assert "Of other weights" in str(Evaluation(run).judges())
 
 
-def test_the_exercise_compares_three_frame_rates(run, evaluated):
-    names = {"evaluation": evaluated[0], "run": run, "torch": torch, "Result": Result}
-    shown = run_shown("03", "rates", names)
+def test_the_exercises_of_teaching_count_rare_words_and_compare_three_frame_rates(run, evaluated):
+    names = {"evaluation": evaluated[0], "run": run, "letters": letters}
+    rare, *rates = re.findall(r"(?s)```python\n(.*?)```", TEACHING.read_text(encoding="utf-8"))
+    counted = last_value(rare, names)
+    spoken = evaluated[0].data.word_pairs()
+    numbers = [int(n) for n in re.findall(r"\((\d+) words\)", " ".join(names["percent"]))]
+    assert len(counted.pictures) == 1 and sum(numbers) == sum(len(p.words) for p in spoken)
+    shown = last_value("\n".join(rates), names)
     rates = [float(row[1]) for row in shown.grid[1:]]
     assert rates == sorted(rates, reverse=True) and len(rates) == 3
     assert all("iB" in row[2] and row[3].endswith("%") for row in shown.grid[1:])
+
+
+def test_the_table_of_the_edit_distance_leads_from_the_text_to_the_transcript(evaluated):
+    text, transcript = "the quick brown fox runs", "the quick quick fox ran"
+    held_out = [SimpleNamespace(text=text)]
+    spoken = {"held_out": SimpleNamespace(scores=SimpleNamespace(transcripts=(transcript,)))}
+    data = SimpleNamespace(held_out=held_out, spoken=spoken, worst_sentence=lambda: 0)
+    shown = run_shown("03", "3c5a90e1", {"evaluation": SimpleNamespace(data=data)})
+    assert str(shown) == "2 of 5 words need correction"
+    steps = [cell.split()[1] for row in shown.grid[1:] for cell in row[1:] if " " in cell]
+    assert steps == ["✓", "✓", "replaced", "✓", "replaced"]
 
 
 def test_a_speaker_of_held_out_recordings_alone_speaks_from_one_of_them(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import CPU, manifest, unchecked
+from helpers import CPU, manifest, run_shown, unchecked
 from made_runs import active, leave_log, saved
 
 from kit.base.config import CONFIGS, load_preset
@@ -25,7 +25,7 @@ from kit.recipes.panel import PanelSettings, certificate
 from kit.recipes.start import start
 from kit.recipes.train import Training, profile
 from kit.recipes.training_listeners import PROFILES, load_attention_maps
-from kit.training import loop
+from kit.training import checkpoint, loop
 from kit.training.logs import read_log
 from kit.training.process import PROFILE, TrainingProcess, is_requested
 from kit.tuning.estimate import START_S
@@ -93,6 +93,24 @@ def test_debugging_trains_in_fp32_without_any_switch_whatever_was_measured(tmp_p
     ran = run.figure("train", "ran")
     assert ran["Mixed precision"].startswith("fp32") and ran["torch.compile"].startswith("off")
     assert ran["Fused attention (SDPA)"].startswith("explicit softmax")
+
+
+def test_notebook_03_averages_checkpoints_whose_losses_are_those_of_the_log(tmp_path):
+    run = active(tmp_path)
+    training = Training(run)
+    training.fit()
+    names = {"run": run, "training": training}
+    run_shown("03", "930d29c1", names)
+    first, last = (
+        checkpoint.load(path)["model"] for path in checkpoint.checkpoints(tmp_path / "checkpoints")
+    )
+    for name, weight in names["average"].items():
+        torch.testing.assert_close(weight, (first[name] + last[name]) / 2)
+    losses = names["losses"]
+    assert list(losses) == ["step-0000004", "step-0000006", "average by hand"]
+    assert losses["step-0000006"] == pytest.approx(training.rows()[-1]["val_loss"], rel=1e-5)
+    assert len(set(losses.values())) == 3
+    assert training.held_out_loss({}) is None, "a run without checkpoints has no average"
 
 
 @pytest.mark.long

@@ -214,11 +214,53 @@ def training_loop() -> Figure:
     return figure
 
 
+def evaluation() -> Figure:
+    """03: what goes through the recogniser, and what its transcripts are compared with."""
+    figure, axes = canvas(2.9)
+    box(axes, 0.2, 2.1, 1.6, 0.6, "recording", GREEN)
+    arrow(axes, (1.8, 2.4), (5.3, 1.75))
+    note(axes, 3.9, 2.35, "noise floor")
+    arrow(axes, (1.0, 2.1), (1.0, 1.75))
+    box(axes, 0.2, 1.15, 1.6, 0.6, "codec", GREEN)
+    arrow(axes, (1.8, 1.45), (5.3, 1.45))
+    note(axes, 3.9, 1.65, "guide")
+    box(axes, 0.2, 0.2, 1.6, 0.6, "text", ORANGE)
+    arrow(axes, (1.8, 0.5), (2.3, 0.5))
+    box(axes, 2.3, 0.2, 1.9, 0.6, "voice: raw, EMA", BLUE)
+    arrow(axes, (4.2, 0.5), (5.3, 1.15))
+    box(axes, 5.3, 1.15, 1.5, 0.6, "recogniser")
+    arrow(axes, (6.8, 1.45), (7.3, 1.45))
+    box(axes, 7.3, 1.15, 1.4, 0.6, "transcript")
+    arrow(axes, (8.7, 1.45), (9.1, 1.45))
+    box(axes, 9.1, 1.15, 0.7, 0.6, "CER", ORANGE)
+    axes.plot((1.0, 1.0, 9.45), (0.2, 0.06, 0.06), color=GRAY, lw=1.8)
+    arrow(axes, (9.45, 0.06), (9.45, 1.15))
+    note(axes, 7.0, 0.25, "wrong letters, beside the text")
+    return figure
+
+
+def benchmark() -> Figure:
+    """05: the two limits of a matmul, and what decides which of them is felt."""
+    figure, axes = canvas(2.2)
+    box(axes, 0.2, 0.7, 1.9, 0.9, "memory:\nweights", GREEN)
+    arrow(axes, (2.1, 1.15), (4.6, 1.15))
+    note(axes, 3.35, 1.45, "bandwidth: bytes a second")
+    box(axes, 4.6, 0.7, 1.9, 0.9, "arithmetic units", BLUE)
+    note(axes, 5.55, 1.85, "compute speed: FLOP a second")
+    arrow(axes, (6.5, 1.15), (7.9, 1.15))
+    box(axes, 7.9, 0.7, 1.9, 0.9, "result", ORANGE)
+    note(axes, 3.35, 0.35, "one column: the units wait for bytes")
+    note(axes, 7.4, 0.35, "many columns: the bytes wait for the units")
+    return figure
+
+
 DIAGRAMS = {  # notebook: a function that draws its figure
     "00_setup": setup,
     "01_data_prep": data_prep,
     "02_train": training_loop,
+    "03_evaluate_ema": evaluation,
     "04_inference": inference,
+    "05_benchmark": benchmark,
     "06_more_data": more_data,
     "07_finetune_xtts": finetuning,
     "your_voice": your_voice,
