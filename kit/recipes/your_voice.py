@@ -1,14 +1,14 @@
 """Notebook your_voice: from recordings to a voice, by the recipes of the lessons in their order.
 
-What it adds is the choice of what training starts from, and the estimated time beside the time it
-took. The run keeps both, so that a cell that is run again asks nothing.
+What it adds is the choice of what training starts from. The run keeps it, so that a cell that is
+run again asks nothing.
 """
 
 import dataclasses
 
 from kit.audio.clip import load_wave, read_clip
 from kit.base.errors import KitError
-from kit.base.formatting import clock, join_names
+from kit.base.formatting import join_names
 from kit.base.hardware import Hardware
 from kit.base.run import find_run, numbered, read_run_file
 from kit.dataset import data_report
@@ -191,25 +191,14 @@ class YourVoice:
             step()
         if training.finished:
             return Result(line="Training has ended: the panel shows its curve.")
-        if not training.rows_before:
-            steps = training.config.max_steps
-            estimate = {"steps": steps, "seconds": steps * training.per_step_s}
-            self.active_run.record(way={"estimate": estimate})
         return Result(line=f"{training.verdict}\n{training.in_time()}")
 
     def wait(self) -> Result:
-        """Wait for the end of the training; the time that it took beside the estimate."""
+        """Wait for the end of the training."""
         reached = self.training.wait()
-        rows = self.training.rows()
         if self.training.finished:
             self.training.summary()  # saves the voice's references
-        took_s = sum(row["wall_s"] or 0 for row in rows)
-        line = f"{reached.line}\n{rows[-1]['step']:,} steps took {clock(took_s)}"
-        estimate = self.active_run.report()["way"].get("estimate")
-        if estimate:
-            expected_s = estimate["seconds"] * rows[-1]["step"] / estimate["steps"]
-            line += f"; the estimate was {clock(expected_s)} ({took_s / expected_s - 1:+.0%})"
-        return dataclasses.replace(reached, line=f"{line}.", grid=())
+        return dataclasses.replace(reached, grid=())
 
     def verdict(self) -> Result:
         """Make the sound clearer, then evaluate: a sentence, the error rates, one pair to hear."""

@@ -170,7 +170,7 @@ def test_your_voice_from_thirty_recordings_on_two_machines_to_a_typed_sentence(c
     assert (folder / "codec.safetensors").stat().st_mtime_ns == made_ns, "not trained again"
     found = report(tmp_path, "almaz")
     assert found["train"]["steps"] == 40 and "cer" in found["eval"]
-    assert found["way"]["from"] == "scratch" and found["way"]["estimate"]["steps"] == 40
+    assert found["way"]["from"] == "scratch" and found["train"]["estimated_step_s"] > 0
 
 
 # Programs that send cells without input, and a Drive in other moods.

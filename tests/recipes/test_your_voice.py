@@ -10,7 +10,6 @@ from helpers import CPU, dataset, speech
 from kit.base.config import load_preset
 from kit.base.errors import DatasetError, KitError
 from kit.base.hardware import Choice, Hardware
-from kit.notebook.result import Result
 from kit.recipes import your_voice
 from kit.recipes.open_run import ActiveRun
 from kit.recipes.run_parts import START_FROM
@@ -156,12 +155,3 @@ def test_the_report_says_in_five_lines_what_is_kept_and_why_not(runs):
     assert len(result.pictures) == len(result.sounds) == 1 and result.sounds[0].caption in sentences
     with pytest.raises(DatasetError, match="MAX_REJECTED_PERCENT"):
         voice.require_usable()
-
-
-def test_the_time_of_the_training_is_compared_with_the_estimate(voice_of):
-    voice = voice_of()
-    voice.active_run.record(way={"estimate": {"steps": 8, "seconds": 4.0}})
-    rows = [{"step": step + 1, "wall_s": 1.0 if step else None} for step in range(4)]
-    reached = Result(line="Stopped.", grid=[("check",)])
-    voice.training = SimpleNamespace(wait=lambda: reached, rows=lambda: rows, finished=False)
-    assert "4 steps took 0:03; the estimate was 0:02 (+50%)" in voice.wait().line
