@@ -309,6 +309,7 @@ def test_plan_record_and_benchmark_are_of_what_trains(adapted):
     assert math.isfinite(figures["loss"])
 
 
+@pytest.mark.long
 def test_a_run_keeps_to_what_it_trains_and_its_first_phase_ends(adapted):
     for changed in ({"tables_first": 6}, {"method": "full"}):
         with pytest.raises(KitError, match=rf"finetune\.{next(iter(changed))} is"):

@@ -107,6 +107,7 @@ def test_more_processes_than_gpus_are_refused(monkeypatch):
         join_ranks()
 
 
+@pytest.mark.long
 def test_memory_that_runs_out_on_one_rank_cuts_the_passes_of_all(two, tmp_path):
     train(session(tmp_path, "out of memory"))
     found, wanted = rows(two, "out of memory"), rows(tmp_path, "out of memory")
@@ -115,6 +116,7 @@ def test_memory_that_runs_out_on_one_rank_cuts_the_passes_of_all(two, tmp_path):
     assert not any("out of memory" in row["note"] for row in found[1:])
 
 
+@pytest.mark.long
 def test_a_stop_on_one_rank_stops_all_and_the_rest_is_the_same_to_the_bit(two):
     found, wanted = rows(two, "stopped"), rows(two, "whole")
     assert [figures(row) for row in found] == [figures(row) for row in wanted]
@@ -124,6 +126,7 @@ def test_a_stop_on_one_rank_stops_all_and_the_rest_is_the_same_to_the_bit(two):
         assert (two / "stopped" / path).read_bytes() == (two / "whole" / path).read_bytes()
 
 
+@pytest.mark.long
 def test_each_rank_draws_its_own_dropout_and_a_checkpoint_has_all_states(two):
     tree, _ = checkpoint.load_newest(two / "whole" / "checkpoints")
     other = tree["random"]["ranks"]["1"]["cpu"]
@@ -131,6 +134,7 @@ def test_each_rank_draws_its_own_dropout_and_a_checkpoint_has_all_states(two):
     assert not other.equal(tree["random"]["cpu"])
 
 
+@pytest.mark.long
 def test_a_run_resumes_with_another_number_of_processes(alone, two, tmp_path):
     require_parity(rows(two, "started alone"), rows(alone, "started alone"))
     shutil.copytree(two / "started together", tmp_path / "started together")

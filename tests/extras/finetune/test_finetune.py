@@ -58,6 +58,7 @@ def tuned(hub) -> tuple[FineTune, dict[str, Result]]:
     return tune, found
 
 
+@pytest.mark.long
 def test_spelling_sound_and_forgetting_are_shown_before_and_after(tuned):
     tune, found = tuned
     spelling, grown = str(found["spelling"]), str(found["grow"])
@@ -80,6 +81,7 @@ def test_spelling_sound_and_forgetting_are_shown_before_and_after(tuned):
     assert {"before", "after"} <= set(similar) and all(-1 <= x <= 1 for x in similar.values())
 
 
+@pytest.mark.long
 def test_whom_training_never_saw_is_imitated_before_and_after(tuned, tmp_path):
     tune, _ = tuned
     wave, rate_hz = soundfile.read(tune.made_recording())  # where the corpus is espeak-ng's
@@ -92,6 +94,7 @@ def test_whom_training_never_saw_is_imitated_before_and_after(tuned, tmp_path):
     assert tune.sentence in before.caption and tune.sentence in after.caption
 
 
+@pytest.mark.long
 def test_what_it_exports_is_read_again_by_both(tuned, release):
     tune, _ = tuned
     run = tune.training.active
