@@ -22,7 +22,7 @@ MAX_SOUNDS = 2  # of a cell
 WIDTH_PX = 900
 ALT = re.compile(r"<img[^>]*? alt='([^']*)'")
 DATA = re.compile(r"<(img|audio|source)[^>]*?src=['\"]data:[a-z]+/[a-z]+;base64,([^'\"]+)")
-HIDDEN = re.compile(r"<(table|audio)\b.*?</\1>", re.DOTALL)  # what has no sentence
+HIDDEN = re.compile(r"<(table|audio|style)\b.*?</\1>", re.DOTALL)  # what has no sentence
 TAG = re.compile(r"<(?:br|/p|/tr|/h\d)[^>]*>")
 
 
