@@ -126,8 +126,8 @@ def test_02_plans_for_the_card(card):
     found = training.switches().figures
     for name in ("Mixed precision", "Pinned memory"):
         assert found[name].startswith("on")
-    assert f"{kernel} (expected for {precision}" in found["Fused attention (SDPA)"]
-    assert "Triton" in found["torch.compile"]
+    assert f"{kernel}: expected for {precision}" in found["Fused attention (SDPA)"]
+    assert "larger kernels" in found["torch.compile"], "offered, not refused"
     assert ("8.0" in found["TF32 products"]) == (not tf32)
     fit = training.fits()
     share = run.section("memory")["max_memory_fraction"] * card.memory_bytes / GIB

@@ -84,7 +84,7 @@ def test_uploads_of_both_versions_of_ipywidgets_are_read():
     assert uploaded_files(by_name) == uploaded_files(listed) == [("a.wav", b"ab"), ("b.wav", b"c")]
 
 
-NO_CONTROLS = (widgets.HTML, widgets.Audio, widgets.Image, widgets.Output)
+NO_CONTROLS = (widgets.HTML, widgets.Audio, widgets.Image, widgets.Label, widgets.Output)
 
 
 def controls(widget: widgets.Widget) -> list[widgets.Widget]:

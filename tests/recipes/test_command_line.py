@@ -192,7 +192,7 @@ def test_setup_prints_lines_and_tables_and_prepare_leaves_the_data_once(terminal
     words = ("setup", "--run", "looked", "--use", "quality", "--tables")
     out = terminal.done(*words, afresh=True)
     assert out.splitlines()[0].startswith("run looked in ")
-    assert "It fits." in out and "use: quality" in out
+    assert "It fits." in out and "goal quality" in out
     assert out.splitlines()[-1] == f"Report: {runs / 'looked' / 'report.html'}"
     out = terminal.done("prepare", "--run", "mine", "--set", "train.lr=2e-3", "speed.ema=true")
     assert "codec step" in out and "Report: " in out.splitlines()[-1]

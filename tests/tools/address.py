@@ -18,7 +18,7 @@ PLACE = re.compile(rf"((?:{SITES})/)([\w.-]+/[\w.-]+)")
 OURS = re.compile(
     r"git clone[^\n]*|colab\.research\.google\.com/github/[^)\s\"]*"
     r"|git\+https://[^`\s\"]*|repository-code: [^\n]*"
-    r"|https://github\.com/[\w.-]+/[\w.-]+/blob/main/docs/"  # of the notebooks
+    r"|https://github\.com/[\w.-]+/[\w.-]+/blob/main/"  # of the notebooks
 )
 # Beside the notebooks.
 FILES = ("README.md", "docs/running.md", "CITATION.cff", "kit/inference/export.py")
