@@ -48,7 +48,7 @@ def folder(tmp_path_factory) -> Path:
     (clone / "kit").symlink_to(ROOT / "kit")
     folder = clone / "notebooks"
     folder.mkdir()
-    for path in NOTEBOOKS:
+    for path in (*NOTEBOOKS, ROOT / "notebooks" / "start.py"):
         shutil.copy(path, folder)
     return folder
 
