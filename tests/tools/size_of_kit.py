@@ -53,7 +53,7 @@ def print_notebooks() -> None:
         parameters = sum("@param" in line for line in shown["source"])
         figures = (len(notebook), sum(counts), statistics.median(counts))
         figures += (sum(len(cell.get("attachments", {})) for cell in notebook), parameters)
-        figures += (texts["code"][0].count("\n") + 1,)
+        figures += (texts["code"][0].count("\n"),)  # below its title
         print(f"{path.stem:18}" + "{:5} {:6} {:7g} {:9} {:11} {:15}".format(*figures))
         if path.stem[0].isdigit():
             cells, words = cells + figures[0], words + figures[1]
