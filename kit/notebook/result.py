@@ -72,7 +72,7 @@ class Result:
         return f"<p>{'<br>'.join(lines)}</p>{self.drawn()}"
 
     def drawn(self) -> str:
-        """HTML of all but the line; "" if there is no more."""
+        """HTML of all but the line; "" if nothing else is shown."""
         parts = []
         if self.link:
             parts.append(link_html(self.link))

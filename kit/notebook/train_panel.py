@@ -118,7 +118,7 @@ class TrainPanel:
                     clicks.poll()
                     if clicks.run_all and looks_at_s and time.monotonic() > looks_at_s[0]:
                         looks_at_s.pop(0)
-                        if not clicks.clicked:  # else somebody has found it
+                        if not clicks.clicked:  # else somebody sees it already
                             self.view.come_into_sight()
                     self.ended.wait(0.1)
 

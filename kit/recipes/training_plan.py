@@ -269,7 +269,6 @@ class TrainingPlan:
             self.per_step_s = estimate.seconds_per_step(rows, self.config)
         else:
             self.per_step_s = self.trial.seconds_per_step(self.config)
-        if not resumed:
             run.record(train={"estimated_step_s": self.per_step_s})
         self.config, line = estimate.estimate_time(
             self.config,
@@ -306,7 +305,7 @@ class TrainingPlan:
             batches,
             int(run.threads.value),
             validation_batches(self.data.stream("held_out")),
-            self.make_gate(),
+            self.make_gate,
         )
 
     @once
@@ -346,10 +345,9 @@ class TrainingPlan:
         recogniser itself understands recordings, as 01_data_prep measured.
         """
         run = self.active
-        make_gate = self.make_gate()
-        self.gate = make_gate() if make_gate else None
+        self.gate = self.make_gate() if self.make_gate else None
         line = "Quality gate: off"
-        if make_gate:
+        if self.gate:
             sentences = len(self.data.held_out_sentences(GATE_SENTENCES))
             line = f"Quality gate: {sentences} sentences every {self.config.gate_every} steps."
         own_cer = run.figure("recognizer", "held_out")
@@ -360,6 +358,7 @@ class TrainingPlan:
         line += f"\nThe recogniser's own CER on recordings: {figure}."
         return Result(line=f"{line}\n{warning}" if warning else line)
 
+    @functools.cached_property
     def make_gate(self) -> Callable | None:
         """What makes the gate's function of a model; None where no sentence is spoken."""
         run = self.active

@@ -63,7 +63,7 @@ def record(driver) -> list[Image.Image]:
     web.resize(driver, HEIGHT_PX)
     web.show(driver, PANEL)
     pictures = [frame(driver)]
-    web.press(driver, "Start now" if web.button(driver, "Start now") else "Start")
+    web.press(driver, "Start")
     web.wait(lambda: re.search(r"\d / \d", web.text_of(driver, ".widget-html-content")), "a step")
     for number in range(FRAMES):
         web.wait(lambda n=number: share() >= n / FRAMES or "Finished" in status(), "more steps")

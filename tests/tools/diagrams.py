@@ -150,9 +150,6 @@ def data_prep() -> Figure:
     return figure
 
 
-# notebook: a function that draws its figure
-
-
 def your_voice() -> Figure:
     """Recordings, a report, one of two ways, training, and what comes out."""
     figure, axes = canvas(1.9)
