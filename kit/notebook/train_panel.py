@@ -18,9 +18,10 @@ from IPython.display import display
 
 from kit.base.errors import SettingError
 from kit.base.formatting import clock, describe_error
-from kit.notebook.plots import panel_picture, png, run_curves, show, thin
+from kit.notebook.plots import png, show
 from kit.notebook.progress import Lines, Pace, newest, progress_texts, verdict
 from kit.notebook.result import is_watched
+from kit.notebook.training_curves import panel_picture, run_curves, thin
 from kit.notebook.widgets import Field, View
 from kit.training.logs import add_row, read_log
 from kit.training.process import PROFILE, STOP, TrainingProcess

@@ -22,9 +22,10 @@ from kit.batches.code_stream import prefetched, validation_batches
 from kit.model import text_attention
 from kit.model.gpt import SpeechGPT
 from kit.model.weights import WEIGHTS, load_model
-from kit.notebook.plots import column, heatmaps, run_curves, smooth, thin
+from kit.notebook.plots import heatmaps
 from kit.notebook.progress import Lines, Pace, newest, progress_texts
 from kit.notebook.result import Result
+from kit.notebook.training_curves import column, run_curves, smooth, thin
 from kit.recipes.after_training import learn_reader, learn_sound
 from kit.recipes.open_run import ActiveRun, sampling_of
 from kit.recipes.run_parts import first_model

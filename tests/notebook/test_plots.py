@@ -7,7 +7,8 @@ import numpy as np
 from PIL import Image
 
 from kit.notebook import plots
-from kit.notebook.plots import png, run_curves, smooth, thin
+from kit.notebook.plots import png
+from kit.notebook.training_curves import panel_picture, run_curves, smooth, thin
 
 
 def row(step: int, **more) -> dict:
@@ -81,7 +82,7 @@ def test_show_displays_a_picture_anywhere_in_a_cell(monkeypatch):
 
 
 def test_the_panel_as_a_picture_has_its_switches_above_the_curves():
-    picture = plots.panel_picture([row(1), row(2)], {"SDPA": True, "compile": False})
+    picture = panel_picture([row(1), row(2)], {"SDPA": True, "compile": False})
     assert "☑ SDPA, ☐ compile" in plots.describe(picture)
     top = max(axes.get_position().ymax for axes in picture.axes)
     assert all(text.get_position()[1] > top for text in picture.texts)
