@@ -204,7 +204,7 @@ class TrainPanel:
     def _launch(self) -> None:
         self.start_clicked.clear()
         self.start_at_s = None
-        self.view.running()
+        self.view.running(started=False)
         self.view.say("Starting...")
         try:
             self.start(self.view.values())
@@ -216,7 +216,7 @@ class TrainPanel:
 
     def _follow_training(self) -> None:
         self._begin()
-        self.view.running(profile=True)
+        self.view.running()
         while self.process.running and not self.retired.is_set():
             if self._read_log() or self.stopping:
                 self._draw()

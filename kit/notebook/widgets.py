@@ -164,8 +164,9 @@ class View:
         self.stop.disabled = not stop
         self.profile.disabled = not profile
 
-    def running(self, profile: bool = False) -> None:
-        self.enable(stop=True, profile=profile)
+    def running(self, started: bool = True) -> None:
+        """Lock the settings; buttons work once the training has `started`."""
+        self.enable(stop=started, profile=started)
         for name in self.unavailable:
             self.boxes[name].value = False
         self.bar.bar_style = "info"

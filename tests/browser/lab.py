@@ -105,6 +105,14 @@ def end_kernels(address: str) -> None:
         urllib.request.urlopen(gone, timeout=60).close()
 
 
+def restart_kernel(address: str) -> None:
+    """Restart the only kernel, as its menu would: what it had in memory is gone."""
+    with urllib.request.urlopen(f"{address}/api/kernels", timeout=60) as answer:
+        (kernel,) = json.load(answer)
+    new = urllib.request.Request(f"{address}/api/kernels/{kernel['id']}/restart", method="POST")
+    urllib.request.urlopen(new, timeout=60).close()
+
+
 def _answers(address: str) -> bool:
     with contextlib.suppress(OSError), urllib.request.urlopen(address, timeout=2):
         return True
@@ -133,17 +141,23 @@ def browser() -> Iterator:
             driver.quit()
 
 
-def resize(driver, height_px: int) -> None:
-    """Give the page WIDTH_PX x `height_px`, whatever the window."""
-    size = {"width": WIDTH_PX, "height": height_px, "deviceScaleFactor": 1, "mobile": False}
+def resize(driver, height_px: int, width_px: int = WIDTH_PX) -> None:
+    """Give the page `width_px` x `height_px`, whatever the window."""
+    size = {"width": width_px, "height": height_px, "deviceScaleFactor": 1, "mobile": False}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
 
-def open_notebook(driver, address: str, path: str) -> None:
-    """Open `path` (relative to the lab's folder) alone, and wait until its kernel is ready."""
+def open_notebook(driver, address: str, path: str, width_px: int = WIDTH_PX) -> None:
+    """Open `path` (relative to the lab's folder) alone, and wait until its kernel is ready.
+
+    In a narrow window the file browser is closed.
+    """
+    resize(driver, HEIGHT_PX, width_px)
     driver.get(f"{address}/lab/tree/{path}?reset")
     status = f"{PANEL} return context?.isReady && context.sessionContext.session?.kernel?.status"
     wait(lambda: driver.execute_script(status) == "idle", f"the kernel of {path}")
+    if width_px < WIDTH_PX:
+        command(driver, "application:toggle-left-area")
 
 
 def reload(driver) -> None:
@@ -169,7 +183,7 @@ def run_all(driver) -> None:
     driver.execute_script("window.jupyterapp.commands.execute('notebook:run-all-cells')")
 
 
-def complaints(driver, name: str) -> list[str]:
+def complaints(driver, name: str, width_px: int = WIDTH_PX) -> list[str]:
     """What cannot be read of the notebook on show, in either theme; screenshots of all of it."""
     sentences = []
     for theme in THEMES:
@@ -177,7 +191,7 @@ def complaints(driver, name: str) -> list[str]:
         light = str(theme == "JupyterLab Light").lower()
         ready = f"return document.body.dataset.jpThemeLight === '{light}'"
         wait(lambda ready=ready: driver.execute_script(ready), theme)
-        resize(driver, TALLEST_PX)  # what is out of sight is not laid out
+        resize(driver, TALLEST_PX, width_px)  # what is out of sight is not laid out
         driver.execute_script("document.querySelector('.jp-WindowedPanel-outer').scrollTop = 0")
         wait(lambda: driver.execute_script(f"{PANEL} {ALL_DRAWN}"), f"all cells of {name}")
         word = theme.split()[-1].lower()
@@ -188,7 +202,7 @@ def complaints(driver, name: str) -> list[str]:
             blocks = white_blocks(page.screenshot_as_png)
             if blocks:
                 sentences.append(f"dark: {len(blocks)} white blocks, from {blocks[0]} on")
-        resize(driver, HEIGHT_PX)
+        resize(driver, HEIGHT_PX, width_px)
     return sentences
 
 

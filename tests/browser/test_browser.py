@@ -10,6 +10,7 @@ from pathlib import Path
 import lab as web
 import nbformat
 import pytest
+from helpers import dataset, few_words
 from hub import hub_with_a_release
 
 with suppress(ImportError):  # then every test here is skipped
@@ -20,6 +21,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 pytestmark = pytest.mark.skipif(bool(web.missing()), reason=web.missing())
 
+NARROW_PX = 1000  # half of a screen, the file browser closed
 KERNEL = {"name": "python3", "display_name": "Python 3"}  # without it JupyterLab opens a dialog
 SETUP = """
 import sys; sys.path[:0] = [{root!r}, {here!r}]
@@ -29,6 +31,7 @@ from kit.notebook.train_panel import TrainPanel
 trainer = SlowTrainer({log!r})
 panel = TrainPanel(trainer, trainer.start, SWITCHES, FIELDS, plan=plan, countdown_s=None)
 """
+NOTES = ".widget-html-content"  # tiles, notes, players
 # The input in the box of this class and label, scrolled into sight.
 INPUT = """const box = [...document.querySelectorAll(arguments[0])]
     .find(found => found.textContent.trim() === arguments[1]);
@@ -88,7 +91,7 @@ def status(driver) -> str:
 
 def step(driver) -> int:
     """The step that the panel's tiles show; 0 before there is one."""
-    match = re.search(r"([\d,]+) / [\d,]+", web.text_of(driver, ".widget-html-content"))
+    match = re.search(r"([\d,]+) / [\d,]+", web.text_of(driver, NOTES))
     return int(match[1].replace(",", "")) if match else 0
 
 
@@ -124,7 +127,7 @@ def test_the_training_panel_starts_stops_continues_and_ends(driver, start_panel)
     stopped_at = step(driver)
     web.press(driver, "Start")
     web.wait(lambda: f"Finished: step {stopped_at + 40} of" in status(driver), "the end")
-    assert f"step {stopped_at + 1}: resumed" in web.text_of(driver, ".widget-html-content")
+    assert f"step {stopped_at + 1}: resumed" in web.text_of(driver, NOTES)
     web.screenshot(driver, "live-4-finished", ".jp-OutputArea-output .widget-vbox")
     web.screenshot(driver, "live-5-window")
     assert not any(cell["errors"] for cell in web.wait_idle(driver))
@@ -275,7 +278,7 @@ def watch_training(driver, address: str, notebook: Path) -> None:
 
 
 def steps(notebook: Path, number: int) -> None:
-    """Set how long 02_train trains."""
+    """Set how long the notebook trains."""
     wanted = f"MAX_STEPS = {number}  #"
     text, count = re.subn(r"MAX_STEPS = \d+  #", wanted, notebook.read_text("utf-8"))
     assert count == 1
@@ -295,15 +298,47 @@ def test_every_notebook_runs_in_the_browser_and_can_be_read(driver, address, fol
             assert players(driver) == 3, "at the start, in the middle and at the end"
     run_and_read(driver, address, folder / "02_train.ipynb", "02_train-measured")
     web.show(driver, ".widget-checkbox")
-    shown = web.text_of(driver, ".widget-html-content")
+    shown = web.text_of(driver, NOTES)
     assert re.search(r"\d\.\d\dx, [+-][\d.]+ [MG]iB here", shown)
 
 
-def run_and_read(driver, address: str, path: Path, name: str) -> None:
+def run_and_read(driver, address: str, path: Path, name: str, width_px: int = web.WIDTH_PX) -> None:
     """Run a notebook; it has no errors, says nothing on stderr, and all of it can be read."""
-    web.open_notebook(driver, address, path.name)
+    web.open_notebook(driver, address, path.name, width_px)
     web.run_all(driver)
     cells = web.wait_idle(driver)
     assert not [text for cell in cells for text in cell["errors"] + cell["noise"]], path.name
-    assert not web.complaints(driver, name), path.name
+    assert not web.complaints(driver, name, width_px), path.name
     web.end_kernels(address)
+
+
+def test_your_voice_in_half_a_screen_and_a_kernel_restarted_while_it_trains(
+    driver, address, folder, tmp_path
+):
+    """A restart interrupts the cell that waits, which stops the training; Run all resumes it."""
+    texts, waves = (some[:30] for some in few_words())
+    table = "".join(f"c{i}|{text}\n" for i, text in enumerate(texts))
+    data = dataset(tmp_path / "almaz", table, {f"c{i}": wave for i, wave in enumerate(waves)})
+    notebook = folder / "your_voice.ipynb"
+    source = notebook.read_text("utf-8")
+    for name, value in {"RUN": "almaz", "DATA": str(data)}.items():
+        assert source.count(f'{name} = \\"\\"  #') == 1
+        source = source.replace(f'{name} = \\"\\"  #', f'{name} = \\"{value}\\"  #')
+    notebook.write_text(source, "utf-8")
+    steps(notebook, 100_000)
+    web.open_notebook(driver, address, notebook.name, NARROW_PX)
+    web.run_all(driver)
+    web.press(driver, "Start")
+    web.wait(lambda: step(driver) >= 10, "10 steps")
+    web.screenshot(driver, "your_voice-running")
+    web.restart_kernel(address)
+    web.open_notebook(driver, address, notebook.name, NARROW_PX)
+    web.run_all(driver)
+    web.wait(lambda: "resumed from step" in web.text_of(driver, NOTES), "the training to resume")
+    assert locked(driver)
+    web.screenshot(driver, "your_voice-restarted")
+    stop(driver)
+    steps(notebook, step(driver) + 20)
+    web.end_kernels(address)
+    run_and_read(driver, address, notebook, "your_voice", NARROW_PX)
+    assert players(driver), "of the sentence that was spoken"

@@ -128,6 +128,21 @@ def test_a_plain_run_raises_why_the_training_failed_and_a_finished_one_is_not_st
 # With one.
 
 
+def test_stop_cannot_be_pressed_before_there_is_a_training_to_stop(show, log):
+    """Starting takes seconds, and what was requested before it is forgotten."""
+    process, checked = Process(log, steps=1000, pause_s=0.01), threading.Event()
+    start = process.start
+    process.start = lambda values: checked.wait(PATIENCE_S) and start(values)
+    view = show(process).view
+    view.start.click()
+    until(lambda: "Starting" in view.status.value)
+    assert view.stop.disabled and view.start.disabled
+    checked.set()
+    until(lambda: not view.stop.disabled)
+    view.stop.click()
+    until(lambda: not process.running)
+
+
 def test_start_stop_continue_and_the_end(show, log):
     process = Process(log, steps=100, pause_s=0.01)
     panel = show(process)
