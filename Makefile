@@ -276,6 +276,7 @@ tour: $(STAMP)  ## write docs/tour.md from the notebooks that `make demo` ran
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 lint: $(STAMP)  ## check code, wording and that notebooks have no outputs; changes nothing
 	@$(BIN)/ruff check
+	@$(BIN)/ruff check -q --preview --select PLW1514 kit notebooks  # text files name their encoding
 	@$(BIN)/ruff format --check
 	@$(BIN)/python tests/tools/dialect.py
 	@$(BIN)/python tests/tools/size_of_kit.py

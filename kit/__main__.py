@@ -5,59 +5,16 @@ are stands in recipes/commands.py.
 """
 
 import argparse
-import contextlib
 import dataclasses
-import json
-import os
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from kit.base.errors import KitError
 from kit.recipes.commands import COMMANDS, parser
 
 NOT_PASSED = 3
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-class Answer:
-    """The object of --json: `fields`, and line, figures and table of each result added."""
-
-    def __init__(self, fields: dict):
-        self.fields = fields
-        self.results = []
-        self.figures = {}
-        self.failed = False  # whether a result has failed
-        self.is_main = True  # of several processes only the main one answers
-
-    def add(self, result) -> None:
-        self.failed = self.failed or result.failed
-        self.figures |= result.figures
-        table = [list(row) for row in result.grid]
-        self.results.append({"line": result.line, "figures": result.figures, "table": table})
-
-    @contextlib.contextmanager
-    def on_stdout(self) -> Iterator[None]:
-        """Send all that is printed to stderr, by other processes too; the object to stdout."""
-        sys.stdout.flush()
-        # A name that is not UTF-8 has surrogates: they become JSON's escapes.
-        with os.fdopen(os.dup(1), "w", encoding="utf-8", errors="backslashreplace") as stdout:
-            os.dup2(2, 1)
-            try:
-                yield
-            except BaseException as error:
-                self.fields |= {"error": f"{type(error).__name__}: {error}", "exit_code": 1}
-                raise
-            finally:
-                if self.is_main:
-                    from kit.base.run import replace_non_finite  # torch: --help does not wait
-
-                    answer = self.fields | {"figures": self.figures, "results": self.results}
-                    text = json.dumps(replace_non_finite(answer), ensure_ascii=False, default=str)
-                    stdout.write(f"{text}\n")
-                sys.stdout.flush()
-                stdout.flush()
-                os.dup2(stdout.fileno(), 1)
 
 
 class Interrupts:
@@ -88,41 +45,27 @@ class Interrupts:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+    """Run one command; returns the exit code. An error of the kit is printed."""
     options = parser().parse_args(words)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # for terminals without Ethiopic
-    answer = Answer({"command": options.command})
-    with answer.on_stdout() if options.json else contextlib.nullcontext():
-        answer.fields["exit_code"] = run_safely(options, answer)
-    return answer.fields["exit_code"]
-
-
-def run_safely(options: argparse.Namespace, answer: Answer) -> int:
-    """Run the command; returns the exit code. An error of the kit is printed and answered."""
     interrupts = Interrupts()
     try:
-        code = run_command(options, interrupts, answer)
-        if code == 0 and answer.failed:
-            code = NOT_PASSED
+        return run_command(options, interrupts)
     except KeyboardInterrupt:
-        code = interrupts.leave()
-    except (ValueError, RuntimeError, OSError, ModuleNotFoundError) as error:
-        text = str(error)
-        if isinstance(error, ModuleNotFoundError):
-            fix = "install it, or the kit with all that it needs (pip install without --no-deps)"
-            text = f"This command needs the package `{error.name}`: {fix}."
-        elif not type(error).__module__.startswith("kit."):
+        return interrupts.leave()
+    except ModuleNotFoundError as error:
+        fix = "install it, or the kit with all that it needs (pip install without --no-deps)"
+        print(f"This command needs the package `{error.name}`: {fix}.", file=sys.stderr)
+        return 2
+    except (ValueError, RuntimeError, OSError) as error:
+        if not type(error).__module__.startswith("kit."):
             raise
-        print(text, file=sys.stderr)
-        answer.fields["error"] = text
-        code = getattr(error, "exit_code", 2)
-    if interrupts.signals:
-        answer.fields["error"] = "Stopped by a signal. The same command resumes."
-    return code
+        print(error, file=sys.stderr)
+        return getattr(error, "exit_code", 2)
 
 
-def run_command(options: argparse.Namespace, interrupts: Interrupts, answer: Answer) -> int:
+def run_command(options: argparse.Namespace, interrupts: Interrupts) -> int:
     """Run the recipe's steps and print each result, until the end or an interrupt.
 
     Under torchrun the first process does this; the others wait for its orders.
@@ -132,8 +75,7 @@ def run_command(options: argparse.Namespace, interrupts: Interrupts, answer: Ans
     set_thread_waiting()
     command = COMMANDS[options.command]
     if command.takes == "name" or "voice" in options:
-        print_results(command.results(options.run, options), options.tables, interrupts, answer)
-        return 0
+        return print_results(command.results(options.run, options), options.tables, interrupts)
     from kit.base.hardware import allow_expandable_segments
     from kit.base.run import parse_settings
     from kit.recipes.open_run import open_settings
@@ -143,11 +85,9 @@ def run_command(options: argparse.Namespace, interrupts: Interrupts, answer: Ans
     chosen = (options.run, options.preset, options.use, parse_settings(options.set))
     if command.takes == "preset":
         run = open_settings(*chosen, gpu=getattr(options, "gpu", ""))
-        print_results(command.results(run, options), options.tables, interrupts, answer)
-        return 0
+        return print_results(command.results(run, options), options.tables, interrupts)
     ranks = join_ranks()
     interrupts.ranks = ranks
-    answer.is_main = ranks.is_main
     if not ranks.is_main:
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)  # the main process gets them, and stops all
@@ -161,23 +101,24 @@ def run_command(options: argparse.Namespace, interrupts: Interrupts, answer: Ans
         )
     run = dataclasses.replace(start(*chosen, create=command.begins), ranks=ranks)
     print(run, flush=True)
-    answer.fields |= {"run": run.name, "folder": str(run.folder)}
-    print_results(command.results(run, options), options.tables, interrupts, answer)
+    code = print_results(command.results(run, options), options.tables, interrupts)
     if ranks.several:
         broadcast_order(ranks)  # none: the other processes may end
     ranks.leave()
     if interrupts.signals:
         return interrupts.leave()
     print(f"Report: {run.folder / 'report.html'}")
-    return 0
+    return code
 
 
-def print_results(results: Iterable, tables: bool, interrupts: Interrupts, answer: Answer) -> None:
-    """Print each result's line, and its tables if asked for; `answer` keeps all of it."""
+def print_results(results: Iterable, tables: bool, interrupts: Interrupts) -> int:
+    """Print each result's line, and its tables if asked for; returns the exit code."""
     from kit.base.formatting import text_grid, text_table
 
+    code = 0
     for result in results:
-        answer.add(result)
+        if result.failed:
+            code = NOT_PASSED
         print(result, flush=True)
         if tables and result.grid:
             print(text_grid(result.grid), flush=True)
@@ -185,6 +126,7 @@ def print_results(results: Iterable, tables: bool, interrupts: Interrupts, answe
             print(text_table(result.figures), flush=True)
         if interrupts.signals:
             break
+    return code
 
 
 if __name__ == "__main__":

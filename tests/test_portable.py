@@ -1,47 +1,15 @@
-"""The kit runs on Linux and macOS, and text files have one encoding everywhere.
+"""The kit runs on Linux and macOS.
 
 What macOS lacks is tried: a process in which the kit finds a machine without
 `os.sched_getaffinity`, without /proc, that starts processes afresh.
 """
 
-import ast
 import os
 import subprocess
 import sys
 
 import pytest
-from paths import ROOT, python_path
-from test_notebooks import NOTEBOOKS, code_cells, parse
-
-ROOMS = sorted((ROOT / "kit").rglob("*.py"))
-
-
-def text_calls(tree: ast.Module) -> list[str]:
-    """Calls that read or write text in whatever encoding the system prefers."""
-    found = []
-    for node in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
-        given = {keyword.arg: keyword.value for keyword in node.keywords}
-        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-        text = name in ("read_text", "write_text")
-        if name == "open" and isinstance(node.func, ast.Name):
-            mode = node.args[1] if len(node.args) > 1 else given.get("mode")
-            text = mode is None or "b" not in getattr(mode, "value", "b")
-        text = text or getattr(given.get("text"), "value", None) is True
-        if text and "encoding" not in given:
-            found.append(f"line {node.lineno}: {ast.unparse(node)[:60]}")
-    return found
-
-
-@pytest.mark.parametrize("path", ROOMS, ids=lambda path: path.stem)
-def test_text_files_name_their_encoding(path):
-    """Else it is the system's, which may have no Ethiopic."""
-    assert text_calls(ast.parse(path.read_text(encoding="utf-8"))) == []
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebooks_name_their_encoding(path):
-    assert [call for cell in code_cells(path) for call in text_calls(parse(cell))] == []
-
+from paths import python_path
 
 MAC = """
 import multiprocessing, sys, types
@@ -74,7 +42,7 @@ if __name__ == "__main__":
     from kit.streams.stream import StreamConfig
     from helpers import CPU, DATA, GPT, TRAIN, dataset, speech, train_in
     assert hardware.detect().cores >= 1 and hardware.cpu_name()
-    assert hardware.peak_memory_bytes("cpu") > 2**20
+    assert hardware.peak_resident_bytes() > 2**20
     clips = dataset(folder / "clips", "", {f"c{i}": speech(0.2) for i in range(3)})
     paths = sorted(map(str, clips.glob("wavs/*.wav")))
     found = measures.measure_clips(paths, folder / "cache.jsonl", processes=1)

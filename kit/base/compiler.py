@@ -7,7 +7,6 @@ import io
 import logging
 import os
 import shutil
-import subprocess
 import sys
 import sysconfig
 import threading
@@ -31,12 +30,6 @@ except OSError:  # torch's libraries were not found
     cdll.LoadLibrary("__lib_path__")
 """
 ISA_OK = {"cpp.vec_isa_ok": True}  # plain AVX-512 and AVX2 need no test
-# Exceptions of the compilers that are not RuntimeErrors, by module.
-COMPILER_EXCEPTIONS = {
-    "triton.errors": "TritonError",
-    "torch._dynamo.exc": "FailOnRecompileLimitHit",
-    "torch._inductor.compile_worker.subproc_pool": "SubprocException",
-}
 
 
 def will_compile(asked: bool, device: torch.device) -> tuple[bool, str]:
@@ -49,39 +42,20 @@ def will_compile(asked: bool, device: torch.device) -> tuple[bool, str]:
 
 def compiler_available(device: str) -> Choice:
     """Whether `torch.compile` can work for `device` ("cuda" or "cpu"): "yes" or "no"."""
-    missing = _triton_missing() if device == "cuda" else _cpp_missing()
-    works = "Triton compiles for this GPU" if device == "cuda" else f"{cpp_compiler()} is installed"
-    return Choice(value="no" if missing else "yes", reason=missing or works)
-
-
-def cpp_compiler() -> str:
-    """The C++ compiler that torch.compile calls on this system: `CXX`, or the system's own."""
-    return os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
-
-
-def _cpp_missing() -> str:
-    """What `torch.compile` lacks on this CPU; "" if nothing."""
-    compiler = cpp_compiler()
-    if shutil.which(compiler):
-        return _header_missing()
-    how = " with xcode-select --install" if compiler == "clang++" else ""
-    return f"no C++ compiler (install {compiler}{how})"
-
-
-def _triton_missing() -> str:
-    """What `torch.compile` lacks for a GPU; "" if nothing."""
-    if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed"
-    compilers = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
-    if not any(map(shutil.which, compilers)):
-        return f"Triton needs a C compiler ({' or '.join(compilers)} is not found: install gcc)"
-    return _header_missing()
-
-
-def _header_missing() -> str:
-    """Without Python's header no compiled code can be loaded as a module."""
-    header = Path(sysconfig.get_path("include")) / "Python.h"
-    return "" if header.is_file() else f"no {header} (on Debian: apt install python3-dev)"
+    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")  # torch's
+    compilers = [compiler]
+    works = f"{compiler} is installed"
+    if device == "cuda":
+        compilers = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
+        works = "Triton compiles for this GPU"
+    header = Path(sysconfig.get_path("include")) / "Python.h"  # to load what was compiled
+    problems = {
+        "Triton is not installed": device == "cuda" and not importlib.util.find_spec("triton"),
+        f"no compiler (install {compilers[0]})": not any(map(shutil.which, compilers)),
+        f"no {header} (on Debian: apt install python3-dev)": not header.is_file(),
+    }
+    problem = next((problem for problem, has_it in problems.items() if has_it), "")
+    return Choice(value="no" if problem else "yes", reason=problem or works)
 
 
 @functools.cache
@@ -113,13 +87,6 @@ def compiler_error(error: BaseException) -> str:
     return " ".join([type(error).__name__, *lines[:2]])[:300]  # the second says what failed
 
 
-def compiler_errors() -> tuple[type[BaseException], ...]:
-    """The exceptions to catch around compiled code; running out of memory is among them."""
-    loaded = COMPILER_EXCEPTIONS.keys() & sys.modules.keys()
-    raised = [getattr(sys.modules[module], COMPILER_EXCEPTIONS[module]) for module in loaded]
-    return (RuntimeError, subprocess.CalledProcessError, *raised)  # gcc or ptxas failed
-
-
 def not_compiled_note(reason: str) -> str:
     return f"; not compiled: {reason}"
 
@@ -130,16 +97,11 @@ def detect_vector_isa() -> None:
     from torch._inductor.cpu_vec_isa import VecISA, valid_vec_isa_list  # takes a second to import
     from torch._inductor.exc import InvalidCxxCompiler
 
-    given = getattr(VecISA, "_avx_py_load", "")
-    try:
-        if "__lib_path__" in given:
-            VecISA._avx_py_load = ISA_PROBE
-        # Compiling itself reports that there is no compiler.
-        with contextlib.suppress(InvalidCxxCompiler), torch._inductor.config.patch(ISA_OK):
-            valid_vec_isa_list()
-    finally:
-        if given:
-            VecISA._avx_py_load = given
+    if "__lib_path__" in getattr(VecISA, "_avx_py_load", ""):
+        VecISA._avx_py_load = ISA_PROBE
+    # Compiling itself reports that there is no compiler.
+    with contextlib.suppress(InvalidCxxCompiler), torch._inductor.config.patch(ISA_OK):
+        valid_vec_isa_list()
 
 
 @contextlib.contextmanager

@@ -24,7 +24,6 @@ KERNEL_NAMES = {
     "cudnn": "CUDNN_ATTENTION",
     "math": "MATH",
 }
-MAX_DEPTH = 10  # of objects and lists within each other; the kit's own headers have four
 MAX_KEYS = 200  # of an object that becomes a dataclass
 ROOT = Path(__file__).resolve().parents[2]  # the folder that holds kit/
 # In an installed package the presets are inside kit/.
@@ -32,15 +31,12 @@ IS_CHECKOUT = not (ROOT / "kit" / "configs").is_dir()
 CONFIGS = ROOT / "configs" if IS_CHECKOUT else ROOT / "kit" / "configs"
 
 
-def load_preset(name: str, folder: Path = CONFIGS, below: tuple = ()) -> dict:
+def load_preset(name: str, folder: Path = CONFIGS) -> dict:
     """The sections of the preset `name`, or of the file of that path. Raises KitError.
 
-    `extends: other` in it starts from `other`; `below` are the presets that extend this one.
+    `extends: other` in it starts from `other`.
     """
     path = preset_path(name, folder)
-    if name in below:
-        ring = " extends ".join(f"`{each}`" for each in (*below, name))
-        raise KitError(f"{path}: {ring}, and so on for ever; let one of them extend no other.")
     if not path.is_file():
         known = sorted(p.stem for p in Path(folder).glob("*.yaml"))
         raise KitError(f"There is no preset `{name}` in {folder}.{nearest(name, known)}")
@@ -49,7 +45,7 @@ def load_preset(name: str, folder: Path = CONFIGS, below: tuple = ()) -> dict:
     require_sections(own, path)
     if extended is None:
         return own
-    base = load_preset(str(extended), folder, (*below, name))
+    base = load_preset(str(extended), folder)
     for section, values in own.items():
         if section not in base:
             raise KitError(f"{path} has an unknown section `{section}`.{nearest(section, base)}")
@@ -93,18 +89,12 @@ def read_yaml(path: Path):
     try:
         text = Path(path).read_text(encoding="utf-8")
         # With aliases a file can hold itself, or grow a thousandfold when it is read.
-        if not any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
-            return yaml.safe_load(text)
-        problem = "holds a YAML alias (`*name`): write the values out"
-    except UnicodeDecodeError as error:
-        problem = f"is not valid UTF-8 ({error.reason} at byte {error.start}): save it as UTF-8"
-    except OSError as error:
-        problem = f"cannot be read: {error.strerror}"
-    except RecursionError:
-        problem = "is nested too deeply to be a preset"
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none
-        problem = f"is not valid YAML: {shorten(error)}"
-    raise KitError(f"{path} {problem}.")
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
+            raise ValueError("write out what its alias `*name` stands for")
+        return yaml.safe_load(text)
+    # ValueError: also text that is not UTF-8, and a date that is none.
+    except (yaml.YAMLError, ValueError, OSError, RecursionError) as error:
+        raise KitError(f"{path} cannot be read as YAML in UTF-8: {shorten(error)}.") from error
 
 
 def merge(base: dict, over: dict) -> dict:
@@ -215,11 +205,6 @@ def parse_object(text: str | bytes, name: str) -> dict:
         raise KitError(f"{name} is not valid JSON ({shorten(error)})") from error
     if not isinstance(value, dict):
         raise KitError(f"{name} must be a JSON object, got {shorten(repr(value), 80)}")
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [entry for part in level for _, entry in _entries(part)]
-    if level:
-        raise KitError(f"{name} is nested more than {MAX_DEPTH} levels deep")
     return value
 
 
@@ -249,12 +234,8 @@ def checked(value, schema, name: str):
     if size is not None and not low <= size <= high:
         what = "" if size is value else "the length of "
         raise KitError(f"{what}{name} is {size}: must lie in {low} to {high}")
-    for key, part in _entries(value) if entry else ():
-        checked(part, entry[0], f"{name}[{shorten(repr(key), 80)}]")
+    if entry:
+        entries = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, part in entries:
+            checked(part, entry[0], f"{name}[{shorten(repr(key), 80)}]")
     return value
-
-
-def _entries(value) -> list[tuple]:
-    if isinstance(value, dict):
-        return list(value.items())
-    return list(enumerate(value)) if isinstance(value, list) else []

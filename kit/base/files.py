@@ -13,7 +13,6 @@ import stat
 import tempfile
 import time
 import warnings
-import wave
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -34,19 +33,16 @@ MAX_NAME_BYTES = 100  # file names derived from it stay below the 255 that file 
 
 def require_folder_name(name: str, setting: str, taken: tuple[str, ...] = ()) -> str:
     """Return `name`, or raise KitError if no folder can have it, or `taken` (lower case) has it."""
-    unfit = " ".join(sorted({repr(c) for c in name if c in UNFIT or not c.isprintable()}))
-    problems = {
-        "empty": not name,
-        f"with characters that no folder may have: {unfit}": unfit,
-        "with a dot or space at an end": name != name.strip() or name != name.strip("."),
-        "a name that the kit needs": name.lower() in taken,
-        f"longer than {MAX_NAME_BYTES} bytes": len(name.encode(errors="replace")) > MAX_NAME_BYTES,
-    }
-    problem = next((problem for problem, has_it in problems.items() if has_it), "")
-    if problem:
+    is_fit = (
+        0 < len(name.encode(errors="replace")) <= MAX_NAME_BYTES
+        and name.isprintable()
+        and not set(UNFIT) & set(name)
+        and name == name.strip() == name.strip(".")
+    )
+    if not is_fit or name.lower() in taken:
         raise KitError(
-            f"{setting} = {shorten(repr(name), 60)} cannot name a folder: it is {problem}. Choose "
-            "letters, digits, `-` and `_`, such as `my-voice_2`."
+            f"{setting} = {shorten(repr(name), 60)} cannot name a folder, or the kit needs that "
+            "name. Choose letters, digits, `-` and `_`, such as `my-voice_2`."
         )
     return name
 
@@ -77,16 +73,9 @@ def shorten_name(name: str, max_bytes: int) -> str:
 def file_kind(path: Path) -> str:
     """Return the kind of the file at `path` by its first bytes; "" for a kind not listed here."""
     with path.open("rb") as file:
-        head = file.read(64)
-    kinds = {
-        "empty": not head,
-        "zip": head.startswith(b"PK\x03\x04"),
-        "git-lfs": head.startswith(b"version https://git-lfs"),
-        "html": head.lstrip().startswith(b"<"),
-        "safetensors": head[8:9] == b"{",
-        "json": head.lstrip().startswith(b"{"),
-    }
-    return next((kind for kind, is_it in kinds.items() if is_it), "")
+        head = file.read(64).lstrip()
+    kinds = {"git-lfs": b"version https://git-lfs", "html": b"<", "json": b"{"}
+    return next((kind for kind, begins in kinds.items() if head.startswith(begins)), "")
 
 
 def placeholder_problem(path: Path) -> str:
@@ -117,11 +106,8 @@ DISK_FIXES = {
     "is kept.",
     (errno.EROFS, errno.EACCES, errno.EPERM): "This user may not write there, or the disk is "
     "read-only: set KIT_RUNS to a writable folder and run again.",
-    (errno.ENOLCK, errno.ENOSYS): "This disk has no file locks: set KIT_RUNS to another disk.",
-    (errno.ENOENT, errno.ESTALE): "Was its folder deleted, or a drive unplugged? Bring it back and "
-    "run again.",
 }
-OTHER_DISK_FIX = "Free some disk space, see whether the disk is sound, and run again."
+OTHER_DISK_FIX = "Is the disk still there, and sound? Else set KIT_RUNS to another, and run again."
 
 
 @contextlib.contextmanager
@@ -251,14 +237,12 @@ def save_result(path: Path, key: str, value) -> None:
 
 def read_result(path: Path, key: str):
     """Return the value at `path` if it was saved under `key`, else None; warn about damage."""
-    problem = "it holds something else"
     try:
         saved = json.loads(Path(path).read_bytes())
-        if isinstance(saved, dict) and saved.keys() == {"key", "value"}:
-            return saved["value"] if saved["key"] == key else None
+        return saved["value"] if saved["key"] == key else None
     except FileNotFoundError:
         return None
-    except (ValueError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         problem = shorten(error)
     warnings.warn(f"{path} is damaged ({problem}): its value is made again.", Note, stacklevel=3)
     return None
@@ -266,13 +250,11 @@ def read_result(path: Path, key: str):
 
 def encode_wav(samples: np.ndarray, sample_rate_hz: int) -> bytes:
     """`samples` (L,) in -1 to 1 as a mono 16-bit WAV file; values outside are clipped."""
-    pcm = (np.clip(samples, -1, 1) * 32767).round().astype("<i2")
+    import soundfile
+
+    pcm = (np.clip(samples, -1, 1) * 32767).round().astype(np.int16)
     file = io.BytesIO()
-    with wave.open(file, "wb") as out:
-        out.setnchannels(1)
-        out.setsampwidth(2)
-        out.setframerate(sample_rate_hz)
-        out.writeframes(pcm.tobytes())
+    soundfile.write(file, pcm, sample_rate_hz, format="WAV")
     return file.getvalue()
 
 

@@ -7,6 +7,7 @@ import gc
 import itertools
 import os
 import platform
+import re
 import resource
 import sys
 import time
@@ -62,15 +63,7 @@ def detect() -> Hardware:
         return cpu
     card = torch.cuda.get_device_properties(0)
     capability = (card.major, card.minor)
-    # torch calls a GPU for which it has no code available, and every operation on it fails.
-    architectures = torch.cuda.get_arch_list()
-    problem = why_too_old(capability)
-    if not problem and torch.version.cuda and not has_code_for(capability, architectures):
-        problem = (
-            f"this torch ({torch.__version__}) was built for {', '.join(architectures)}, that GPU "
-            f"has compute capability {format_capability(capability)}: install another build, see "
-            "https://pytorch.org/get-started"
-        )
+    problem = why_too_old(capability) or why_no_code(capability)
     if problem:
         note = f"The {card.name} cannot be used, so the CPU is: {problem}."
         # Shown once for this line, not for each caller.
@@ -90,17 +83,19 @@ def why_too_old(capability: tuple) -> str:
     )
 
 
-def has_code_for(capability: tuple, architectures: list[str]) -> bool:
-    """Whether code for `architectures` ("sm_86", "sm_90a", "compute_120") runs on `capability`."""
-    major, minor = capability
-    for name in architectures:
-        kind, _, number = name.partition("_")
-        number = int(number.rstrip("af"))
-        is_older = number <= 10 * major + minor
-        # "compute" is translated for later GPUs, "sm" runs on later ones of its generation alone.
-        if is_older and (kind == "compute" or number // 10 == major):
-            return True
-    return False
+def why_no_code(capability: tuple) -> str:
+    """Why every operation on this machine's GPU fails, which torch calls available; "" if none."""
+    try:
+        torch.ones(1, device="cuda").add(1).item()
+    except RuntimeError as error:
+        if "no kernel image" not in str(error):
+            raise
+        return (
+            f"this torch ({torch.__version__}) was built for others than compute capability "
+            f"{format_capability(capability)}: install another build, see "
+            "https://pytorch.org/get-started"
+        )
+    return ""
 
 
 def is_here(hw: Hardware) -> bool:
@@ -138,9 +133,9 @@ def on_device(device: str | torch.device, *modules: nn.Module | None) -> Iterato
 
 def cpu_name() -> str:
     info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
+    text = info.read_text(encoding="utf-8") if info.exists() else ""
+    name = re.search(r"^model name\s*: (.*)", text, re.MULTILINE)
+    return name[1] if name else platform.processor() or platform.machine()
 
 
 def choose_precision(hw: Hardware) -> Choice:
@@ -158,24 +153,19 @@ def gpu_precision(capability: tuple) -> Choice:
 @functools.cache
 def _cpu_precision() -> Choice:
     """Measured once per process, so that what was planned is what runs."""
-    # Emulated, a matmul of a training step's size takes half a second, so a smaller one goes first.
-    ratio = _bf16_ratio(QUICK_ROWS, rounds=3)
-    if ratio > TOO_SLOW:
-        ratio = _bf16_ratio(MATMUL_SHAPES["cpu"][0], rounds=8)
+    for rows in PRECISION_ROWS:
+        fp32_s = []
+        bf16_s = []
+        for _ in range(PRECISION_ROUNDS):  # alternating, so that a busy moment slows both
+            fp32_s.append(matmul_seconds(torch.float32, 1, rows=rows))
+            bf16_s.append(matmul_seconds(torch.bfloat16, 1, rows=rows))
+        ratio = min(fp32_s) / min(bf16_s)
+        if ratio < EMULATED:
+            break
     reason = f"a bf16 matmul ran {ratio:.2g}x as fast as an fp32 one on this processor"
-    if ratio < 0.3:  # emulation takes eight times as long
+    if ratio < EMULATED:
         reason += ": bf16 is emulated here"
     return Choice(value="bf16" if ratio > 1.3 else "fp32", reason=reason)
-
-
-def _bf16_ratio(rows: int, rounds: int) -> float:
-    """Speed of a bf16 matmul of so many `rows`, relative to fp32."""
-    fp32_s = []
-    bf16_s = []
-    for _ in range(rounds):  # alternating, so that a busy moment slows both
-        fp32_s.append(matmul_seconds(torch.float32, 1, rows=rows))
-        bf16_s.append(matmul_seconds(torch.bfloat16, 1, rows=rows))
-    return min(fp32_s) / min(bf16_s)
 
 
 def format_capability(capability: tuple) -> str:
@@ -185,8 +175,10 @@ def format_capability(capability: tuple) -> str:
 # Rows, inputs and outputs of a matmul of training-step size; on a GPU a small one is too short to
 # be timed.
 MATMUL_SHAPES = {"cpu": (1024, 256, 1024), "cuda": (8192, 1024, 4096)}
-QUICK_ROWS = 64  # of a matmul that shows within milliseconds whether bf16 is emulated
-TOO_SLOW = 0.25  # of fp32's speed: a larger matmul need not be timed
+# Of the matmuls that choose a CPU's precision: where bf16 is emulated, the second takes a second.
+PRECISION_ROWS = (64, MATMUL_SHAPES["cpu"][0])
+PRECISION_ROUNDS = 5
+EMULATED = 0.3  # of fp32's speed: emulation takes eight times as long
 LOAD_SAMPLES = 12  # of what other processes compute
 LOAD_SAMPLE_S = 0.5
 
@@ -206,9 +198,10 @@ def matmul_seconds(
         if device == "cuda":
             torch.cuda.synchronize()
 
-    first_s = timings(work, 1, warm=False)[0]
-    repeats = min(repeats, max(3, int(1 / max(first_s, 1e-6))))  # within a second, or three
-    return first_s if first_s > 1 else min(timings(work, repeats, warm=False))
+    times = timings(work, 1, warm=False)
+    while len(times) < repeats and sum(times) < 1:
+        times += timings(work, 1, warm=False)
+    return min(times)
 
 
 def matmul_ms(hw: Hardware) -> dict[str, float]:
@@ -247,9 +240,7 @@ def attention_backend(
         kernel = "efficient" if ampere or precision != "bf16" else "math"
         if ampere and precision != "fp32" and head_width <= 256:
             kernel = "flash"
-        capability = f"compute capability {format_capability(hw.capability)}"
-        reason = f"expected for {setting} at {capability}; no such GPU here"
-        return Choice(value=kernel, reason=reason)
+        return Choice(value=kernel, reason=f"expected for {setting}; no such GPU here")
     dtype = DTYPES[precision]
     q = torch.zeros(1, heads, 128, head_width, device=hw.device, dtype=dtype, requires_grad=True)
     with sdpa_kernel(ATTENTION_ORDER):
@@ -301,43 +292,36 @@ def choose_preset(hw: Hardware) -> Choice:
     gib = round(hw.memory_bytes / 2**30)  # GPUs report a little less than their names say
     reason = f"{hw.name} has {gib} GiB"
     if hw.capability < (8, 0) and 14 <= gib < 20:
-        capability = f"compute capability {format_capability(hw.capability)}"
-        reason += f", and {capability} has no bf16: it is slow before it is full"
-        return Choice(value="t4", reason=reason)
+        return Choice(value="t4", reason=f"{reason}, and no bf16: it is slow before it is full")
     tiers = ((72, "80gb"), (20, "24gb"), (10, "12gb"), (0, "8gb"))
-    name = next(name for floor, name in tiers if gib >= floor)
-    if 36 <= gib < 72:
-        reason += "; with hundreds of hours of speech 80gb trains here, too, in smaller passes"
-    return Choice(value=name, reason=reason)
+    return Choice(value=next(name for floor, name in tiers if gib >= floor), reason=reason)
 
 
-def free_cores(hw: Hardware) -> Choice:
-    """Count the cores that no other process keeps busy in the quietest sample; at least one."""
+def use_threads(hw: Hardware) -> Choice:
+    """Give PyTorch as many threads as OMP_NUM_THREADS asks for, else as there are free cores.
+
+    Free are those that no other process keeps busy in the quietest sample. On busy cores several
+    threads run at half the speed of one, and 4 to 10 times slower where they spin while they wait.
+    """
     import psutil
 
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    if asked.isdecimal() and int(asked) > 0:
+        torch.set_num_threads(int(asked))
+        return Choice(value=asked, reason=f"OMP_NUM_THREADS asks for {asked}")
     busy = float(hw.cores)
     for _ in range(LOAD_SAMPLES):
         shares = psutil.cpu_times_percent(LOAD_SAMPLE_S)
         idle = min(100.0, shares.idle + getattr(shares, "nice", 0.0)) / 100  # niced work yields
         busy = min(busy, hw.cores * (1 - idle))
-        free = max(1, round(hw.cores - busy))
-        if free == hw.cores:
-            return Choice(value=str(free), reason=f"{free} cores, {busy:.1f} of them busy just now")
-    reason = f"{hw.cores} cores, {busy:.1f} of them busy for {LOAD_SAMPLES * LOAD_SAMPLE_S:g} s"
-    advice = "close other programs and run this cell again to use all of them"
-    return Choice(value=str(free), reason=f"{reason}: {advice}")
-
-
-def use_threads(hw: Hardware) -> Choice:
-    """Give PyTorch the free cores, or as many threads as OMP_NUM_THREADS asks for."""
-    # On busy cores, threads that spin while they wait run 4 to 10 times slower than one thread.
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    if asked.isdecimal() and int(asked) > 0:
-        choice = Choice(value=asked, reason=f"OMP_NUM_THREADS asks for {asked}")
-    else:
-        choice = free_cores(hw)
-    torch.set_num_threads(int(choice.value))
-    return choice
+        if round(busy) == 0:
+            break
+    threads = max(1, round(hw.cores - busy))
+    torch.set_num_threads(threads)
+    reason = f"{hw.cores} cores, {busy:.1f} of them busy with other programs"
+    if threads < hw.cores:
+        reason += ": close those and run this cell again to use all cores"
+    return Choice(value=str(threads), reason=reason)
 
 
 def silence_profiler() -> None:
@@ -360,16 +344,12 @@ def versions() -> dict[str, str]:
 
 def is_oom(error: BaseException) -> bool:
     """Whether `error` means that the device, or the CPU's allocator, has no memory left."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
     words = (
-        "can't allocate memory",
-        "not enough memory",
-        "CUDA out of memory",
-        "CUDA error: out of memory",  # of the driver, outside PyTorch's allocator
-        "ALLOC_FAILED",
+        *("can't allocate memory", "not enough memory", "ALLOC_FAILED"),
+        *("CUDA out of memory", "CUDA error: out of memory"),  # the driver's, outside of PyTorch's
     )
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    is_named = isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    return is_named or isinstance(error, torch.OutOfMemoryError | MemoryError)
 
 
 def release_memory(device: str) -> None:
@@ -396,7 +376,7 @@ def memory_used(device: str, before_bytes: int = 0) -> dict[str, int]:
             "memory_now_bytes": torch.cuda.memory_allocated(),
             "reserved_bytes": torch.cuda.memory_reserved(),
         }
-    peak_bytes = peak_memory_bytes(device) - before_bytes
+    peak_bytes = peak_resident_bytes() - before_bytes
     now_bytes = resident_bytes() - before_bytes
     return {"memory_bytes": max(0, peak_bytes), "memory_now_bytes": max(0, now_bytes)}
 
@@ -407,6 +387,15 @@ def resident_bytes() -> int:
     return psutil.Process().memory_info().rss
 
 
+def peak_resident_bytes() -> int:
+    if PROC_STATUS.exists():  # Linux, where getrusage may return the parent process's peak
+        peak = re.search(r"VmHWM:\s+(\d+) kB", PROC_STATUS.read_text(encoding="utf-8"))
+        if peak:
+            return int(peak[1]) * 1024
+    unit_bytes = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes
+
+
 def reset_peak_memory(device: str) -> int:
     """Start `memory_used` again from now; return its `before_bytes`."""
     if device == "cuda":
@@ -415,19 +404,6 @@ def reset_peak_memory(device: str) -> int:
     with contextlib.suppress(OSError):  # Linux alone; elsewhere the peak is of the whole life
         CLEAR_REFS.write_text("5", encoding="utf-8")
     return resident_bytes()
-
-
-def peak_memory_bytes(device: str) -> int:
-    """Peak bytes of the GPU allocator, or on the CPU of this process's resident memory."""
-    if device == "cuda":
-        return torch.cuda.max_memory_allocated()
-    if PROC_STATUS.exists():  # Linux, where getrusage may return the parent process's peak
-        lines = PROC_STATUS.read_text(encoding="utf-8").splitlines()
-        peaks_kib = [int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]
-        if peaks_kib:
-            return peaks_kib[0] * 1024
-    unit_bytes = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes
 
 
 def autocast(device: str, precision: str):

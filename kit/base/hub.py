@@ -1,8 +1,7 @@
 """Download files of a Hugging Face repository, at one commit, into a folder.
 
-A killed download resumes: since version 1 of `huggingface_hub`, its `hf_hub_download` starts such
-a file again, so files are read in ranges here, with that library's requests, token and retries. A
-file gets its name once its size and SHA-256 are as expected. HF_ENDPOINT names another hub.
+A killed download resumes (since version 1, `hf_hub_download` starts again). A file gets its name
+once its size and SHA-256 are as expected. HF_ENDPOINT names another hub.
 """
 
 import json
@@ -16,8 +15,6 @@ from kit.base.files import disk_errors, file_digest, make_folder, require_disk, 
 from kit.base.formatting import describe_error, join_names, shorten
 
 CARD = "download.json"  # what was fetched, and from where: written last
-RANGE_BYTES = 2**24  # of one request: a broken connection loses no more
-TIMEOUT_S = 30.0
 REFUSED = (401, 403, 404)  # of HTTP: gated, private or unknown
 
 
@@ -33,13 +30,12 @@ def fetch_file(
     A progress bar shows it. Raises KitError with the fix, also for another SHA-256 than `sha256`
     ("" accepts any), and DiskError if it cannot be written.
     """
-    part = path.with_name(f"{path.name}.part")
+    written = path
     make_folder(path.parent)
     with disk_errors(path):
-        written = path
         if bytes_on_disk(path) != size_bytes:
-            written = part
-            _download(url, part, size_bytes, headers or {})
+            written = path.with_name(f"{path.name}.part")
+            _download(url, written, size_bytes, headers)
         actual = file_digest(written)
         if sha256 not in ("", actual):
             written.unlink()
@@ -51,33 +47,19 @@ def fetch_file(
     return actual
 
 
-def _download(url: str, part: Path, size_bytes: int, headers: dict[str, str]) -> None:
+def _download(url: str, part: Path, size_bytes: int, headers: dict[str, str] | None) -> None:
     """Append to `part` what it lacks of the file at `url`."""
-    from huggingface_hub.utils import tqdm
+    from huggingface_hub.file_download import http_get
 
-    done = bytes_on_disk(part)
-    how = {"total": size_bytes, "initial": done, "unit": "B", "unit_scale": True, "disable": None}
-    with open(part, "ab") as target, tqdm(desc=part.stem, **how) as bar:
-        for first in range(done, size_bytes, RANGE_BYTES):
-            last = min(first + RANGE_BYTES, size_bytes) - 1
-            target.write(_read_range(url, first, last, headers))
-            target.flush()
-            bar.update(last + 1 - first)
-
-
-def _read_range(url: str, first: int, last: int, headers: dict[str, str]) -> bytes:
-    """Return bytes `first` to `last`, both included, of the file at `url`. Raises KitError."""
-    from huggingface_hub.utils import hf_raise_for_status, http_backoff
-
-    wanted = {**headers, "Range": f"bytes={first}-{last}", "Accept-Encoding": "identity"}
+    headers = {**(headers or {}), "Accept-Encoding": "identity"}  # compressed, none could resume
     try:
-        answer = http_backoff("GET", url, headers=wanted, timeout=TIMEOUT_S)
-        hf_raise_for_status(answer)
-        if len(answer.content) != last + 1 - first:
-            raise OSError(f"{len(answer.content):,} of {last + 1 - first:,} bytes came")
+        with open(part, "ab") as file:
+            done = file.tell()
+            http_get(url, file, resume_size=done, headers=headers, expected_size=size_bytes)
     except Exception as error:  # of the library below, which differs from version to version
+        if isinstance(error, OSError) and error.errno is not None:  # of the disk
+            raise
         raise _explained(url, url.rpartition("/")[2], error) from error
-    return answer.content
 
 
 def _explained(url: str, what: str, error: Exception) -> KitError:

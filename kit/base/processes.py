@@ -36,11 +36,9 @@ def run_in_process(function: Callable, *arguments, preload: Sequence[str]):
         process.join(EXIT_S)
     except EOFError:
         process.join()
-        how = f"ended with code {process.exitcode}"
-        if process.exitcode < 0:
-            how = f"was ended by {signal.Signals(-process.exitcode).name}"
-        hint = ": most likely memory ran out" if how.endswith("SIGKILL") else ""
-        raise KitError(f"its process {how}{hint}") from None
+        code = process.exitcode  # of a signal: its number, negative
+        hint = ": most likely memory ran out" if code == -signal.SIGKILL else ""
+        raise KitError(f"its process ended with code {code}{hint}") from None
     finally:
         if process.pid is not None:
             process.kill()

@@ -4,7 +4,6 @@ Notebooks share only `runs/<name>/`, which they find by KIT_RUN, KIT_PRESET and 
 """
 
 import dataclasses
-import difflib
 import itertools
 import json
 import os
@@ -102,13 +101,9 @@ class Run:
         """Return a figure that `notebook` (a key of COMMANDS) recorded; KitError without it."""
         value = self.figure(section, name)
         if value is None:
-            # A notebook makes the folder of a run, also of one whose name is misspelt.
-            others = [path.parent.name for path in self.folder.parent.glob("*/report.json")]
-            close = difflib.get_close_matches(self.name, set(others) - {self.name}, n=1)
-            another = f" Or did you mean the run `{close[0]}`?" if close else ""
             raise KitError(
                 f"The run `{self.name}` has no `{section}.{name}` yet: run {notebook} first, or "
-                f"python -m kit {COMMANDS[notebook]} --run {shlex.quote(self.name)}.{another}"
+                f"python -m kit {COMMANDS[notebook]} --run {shlex.quote(self.name)}."
             )
         return value
 
@@ -261,15 +256,11 @@ def git_state() -> str:
     """Return this checkout's commit, with "+" if files differ from it; "" outside git."""
     if not config.IS_CHECKOUT:  # installed: the folder may be in a repository of somebody else's
         return ""
+    command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
     try:
-        commit = _git("rev-parse", "--short", "HEAD")
-        return f"{commit}+" if _git("status", "--porcelain") else commit
+        result = subprocess.run(command, cwd=config.ROOT, capture_output=True)
     except FileNotFoundError:
         return ""
-
-
-def _git(*arguments: str) -> str:
-    result = subprocess.run(["git", *arguments], cwd=config.ROOT, capture_output=True)
     return result.stdout.decode("utf-8", errors="replace").strip()
 
 

@@ -7,7 +7,6 @@ dicts of their contents, so the packages that define them need not be installed.
 
 import pickle
 import re
-import struct
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,33 +15,20 @@ import torch
 from torch import Tensor
 
 from kit.base.errors import DamagedFileError
-from kit.base.files import LFS_POINTER, file_kind
+from kit.base.files import placeholder_problem
 from kit.base.formatting import shorten
 
 PLAIN = (
     *(torch.float32, torch.float16, torch.bfloat16, torch.float64),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
 )
-# What a file that is none looks like.
-_KINDS = {
-    "empty": "it is empty",
-    "zip": "it begins like one, but is cut short",
-    "git-lfs": f"it is {LFS_POINTER}",
-    "html": "it is a web page",
-    "safetensors": "it looks like safetensors",
-    "json": "it looks like JSON",
-    "": "its bytes are of another kind, or cut short",
-}
 _CALLS = re.compile(r"GLOBAL (\S+)")  # as in the message of torch's reader
 
 
 class PickledContents:
     """Replaces an object of a listed class: its contents without its code."""
 
-    def __new__(cls):
-        self = super().__new__(cls)
-        self.contents = {}
-        return self
+    contents: object = {}
 
     def __setstate__(self, state: object):
         self.contents = state
@@ -56,9 +42,16 @@ def read_torch_file(path: Path, classes: Iterable[str] = ()) -> object:
     kind, and, before any of its code runs, for one that names anything else to be called.
     """
     path = Path(path)
-    _require_zip(path)
+    if not path.is_file():
+        raise DamagedFileError(f"There is no file {path}.")
     allowed = [(PickledContents, name) for name in classes]
     try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+        # torch.save compresses nothing; a file that expands was made to fill the memory.
+        size_bytes = path.stat().st_size
+        if any(e.compress_type != zipfile.ZIP_STORED or e.file_size > size_bytes for e in entries):
+            raise ValueError("it is a compressed archive: unpack it first")
         with torch.serialization.safe_globals(allowed):
             contents = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         return _plain(contents)
@@ -70,31 +63,12 @@ def read_torch_file(path: Path, classes: Iterable[str] = ()) -> object:
             "code on this machine. Get the file from where it was first published, or one in "
             "safetensors."
         ) from why
-    except Exception as why:  # whatever a damaged or forged file makes torch's reader raise
+    except Exception as why:  # whatever a damaged or forged file makes the readers raise
+        problem = placeholder_problem(path) or shorten(str(why).partition("\n")[0])
         raise DamagedFileError(
-            f"{path} is damaged ({shorten(str(why).splitlines()[0] if str(why) else why)}): copy "
-            "or download it again."
+            f"{path} is damaged or no PyTorch file ({problem}): copy or download it again, or name "
+            "the right file."
         ) from why
-
-
-def _require_zip(path: Path) -> None:
-    """Raise DamagedFileError unless `path` is a zip archive as `torch.save` writes it."""
-    if not path.is_file():
-        raise DamagedFileError(f"There is no file {path}.")
-    size_bytes = path.stat().st_size
-    try:
-        with zipfile.ZipFile(path) as archive:
-            entries = archive.infolist()
-    except (zipfile.BadZipFile, OSError, ValueError, struct.error, NotImplementedError) as why:
-        raise DamagedFileError(
-            f"{path} ({size_bytes:,} bytes) is no PyTorch file: {_KINDS[file_kind(path)]}. "
-            "Download it again, or name the right file."
-        ) from why
-    # torch.save compresses nothing; a file that expands was made to fill the memory.
-    if any(e.compress_type != zipfile.ZIP_STORED or e.file_size > size_bytes for e in entries):
-        raise DamagedFileError(
-            f"{path} is a compressed archive, no PyTorch file: unpack it, and name what is in it."
-        )
 
 
 def _plain(value: object) -> object:

@@ -184,7 +184,7 @@ class CompiledSteps(PreparedSteps):
             with compiler.quiet_inductor(self.frozen, freezing=True):
                 self.untuned(*args)
             return self.untuned
-        except compiler.compiler_errors() as error:
+        except Exception as error:
             self.decoder.fall_back_to_eager(compiler.not_compiled_note(first_line(error)))
             return self.decoder.step
 
@@ -288,7 +288,7 @@ class CudaGraphSteps(PreparedSteps):
                 # A row times a matrix, int8 too, is one kernel only with this tuning.
                 with compiler.quiet_inductor(coordinate_descent_tuning=True):
                     return self.capture(*args, self.parts)
-            except compiler.compiler_errors() as error:
+            except Exception as error:
                 raise_if_oom(error)
                 self.compiles = False
                 decoder.ran += compiler.not_compiled_note(first_line(error))

@@ -30,9 +30,6 @@ repeated: after an interruption, give the same command again. Ctrl-C stops at th
 with a checkpoint; a second Ctrl-C stops at once. Two GPUs train one model:
 torchrun --standalone --nproc-per-node=2 -m -- kit train --run NAME
 
-With --json, stdout gets one JSON object at the end, with all figures, and nothing else: progress
-goes to stderr, and an error is the object's "error".
-
 Exit codes: 0 done, 2 something must be changed (the message says what), 3 it does not pass (`train`
 has learnt nothing, `evaluate` found the voice not good enough, `verify` that training is not right,
 `check` that a step does not fit), 130 stopped by Ctrl-C."""
@@ -185,22 +182,13 @@ def options_of(recipe: str) -> list[tuple[str, str, str]]:
     return options
 
 
-class Parser(argparse.ArgumentParser):
-    """An argparse parser whose errors --json also prints as an object."""
-
-    def error(self, message: str):
-        if "--json" in sys.argv:
-            print(json.dumps({"error": message, "exit_code": 2}))
-        super().error(message)
-
-
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     lines = []
     for name, command in COMMANDS.items():
         example = f": {command.example}" if command.example else ""
         lines.append(f"  python -m kit {name:10}  {command.purpose}{example}")
-    top = Parser(
+    top = argparse.ArgumentParser(
         prog="voicekit" if Path(sys.argv[0]).stem == "voicekit" else "python -m kit",
         description=INTRODUCTION.format(commands="\n".join(lines)),
         epilog=AFTERWARDS,
@@ -223,7 +211,7 @@ def parser() -> argparse.ArgumentParser:
 
 def add_options(own: argparse.ArgumentParser, command: Command) -> None:
     """Add the options of all commands, and those of `command`."""
-    own.set_defaults(run="", preset="", use="", set=[], tables=False, json=False)
+    own.set_defaults(run="", preset="", use="", set=[], tables=False)
     folder = "the run's folder (KIT_RUN, or the run used last)"
     if command.takes == "preset":
         folder = "a run, for its settings and lengths (the preset alone)"
@@ -235,7 +223,6 @@ def add_options(own: argparse.ArgumentParser, command: Command) -> None:
         value = {"metavar": "SECTION.KEY=VALUE", "help": f"such as train.lr=1e-4; {SAVED}"}
         own.add_argument("--set", action="extend", nargs="+", **value)
     own.add_argument("--tables", action="store_true", help="also print the steps' tables")
-    own.add_argument("--json", action="store_true", help="only one JSON object on stdout")
     for name, kind, help in options_of(command.recipe):
         option = name.strip("_").replace("_", "-")
         how = {"dest": name, "type": TYPES[kind], "metavar": option.upper(), "help": help}

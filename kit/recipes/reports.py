@@ -14,7 +14,8 @@ import yaml
 from kit.base.config import load_preset, merge
 from kit.base.errors import KitError
 from kit.base.files import write_atomic
-from kit.base.formatting import figure_text, flat, format_gib, text_grid
+from kit.base.formatting import figure_text, flat, text_grid
+from kit.base.report_page import FIGURES
 from kit.base.run import Run, find_run, read_run_file, require_run
 from kit.notebook.plots import curves
 from kit.notebook.result import Result, Sound
@@ -28,20 +29,6 @@ from kit.training.switches import load_choice
 from kit.tuning.checks import HEAD, Check, judged, table
 
 SENTENCES = 3  # to listen to
-# Of the record: name, section, key, and how it is written.
-FIGURES = (
-    ("hours of speech", "data", "hours", "{:.2f}".format),
-    ("steps", "train", "steps", "{:,}".format),
-    ("steps/s", "train", "steps_per_s", "{:.3g}".format),
-    ("peak memory", "train", "peak_memory_bytes", format_gib),
-    ("training loss", "train", "loss", "{:.3f}".format),
-    ("held-out loss", "train", "val_loss", "{:.3f}".format),
-    ("held-out loss, EMA", "train", "ema_val_loss", "{:.3f}".format),
-    ("CER", "eval", "cer", "{:.2%}".format),
-    ("CER of the recordings", "eval", "cer_floor", "{:.2%}".format),
-    ("sentences that end", "eval", "eos_rate", "{:.1%}".format),
-    ("real-time factor", "infer", "real_time_factor", "{:.3f}".format),
-)
 
 
 class Checklist:

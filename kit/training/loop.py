@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kit.base.compiler import compiler_error, compiler_errors
+from kit.base.compiler import compiler_error
 from kit.base.errors import Diverged, KitError
 from kit.base.hardware import is_oom, memory_used, release_memory
 from kit.model.sequence import Batch, EffectiveBatch
@@ -125,7 +125,7 @@ def accumulate(trainer: Trainer, batch: EffectiveBatch) -> Tensor:
         try:
             with nan_detection(trainer):
                 loss = forward_backward(trainer, batch)
-        except (MemoryError, *compiler_errors()) as error:
+        except Exception as error:
             compiled = trainer.applied.on("compile")
             oom = is_oom(error)
             failed = compiler_error(error) if compiled and not oom else ""

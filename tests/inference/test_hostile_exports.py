@@ -17,7 +17,7 @@ from helpers import LINES, opinionated_voice
 
 from kit.base.errors import KitError, SpeechError
 from kit.base.files import digest
-from kit.base.hardware import peak_memory_bytes
+from kit.base.hardware import peak_resident_bytes
 from kit.base.tensor_file import contents, file_bytes
 from kit.inference import export
 from kit.inference.candidates import READER, CodeReader
@@ -153,7 +153,7 @@ def test_no_export_of_a_stranger_ends_in_a_stack_trace_or_fills_the_memory(expor
     speak(exports[0])
     if PEAK_RESET.exists():
         PEAK_RESET.write_text("5")
-    before_bytes = peak_memory_bytes("cpu")
+    before_bytes = peak_resident_bytes()
     refused = 0
     failures = {}
     for seed in range(MUTATIONS):
@@ -170,7 +170,7 @@ def test_no_export_of_a_stranger_ends_in_a_stack_trace_or_fills_the_memory(expor
         except BaseException as error:  # pyo3's panics are no Exceptions
             failures[seed, mutation.__name__] = repr(error)[:200]
         shutil.rmtree(folder)
-    grown_bytes = peak_memory_bytes("cpu") - before_bytes
+    grown_bytes = peak_resident_bytes() - before_bytes
     assert failures == {}
     assert MUTATIONS / 2 < refused < MUTATIONS
     assert grown_bytes < MAX_GROWTH_BYTES

@@ -97,7 +97,7 @@ def test_killed_anywhere_it_resumes(tmp_path, server, file, monkeypatch):
         raise KeyboardInterrupt
 
     into = tmp_path / "into"
-    monkeypatch.setattr("kit.base.hub.RANGE_BYTES", 400)
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 400)
     server.cut = 500
     for place in ("time.sleep", "russian_corpus.unpack"):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
