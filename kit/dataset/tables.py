@@ -225,7 +225,7 @@ def _open_json(path: Path, form: Form, setting: str) -> Table:
 
 
 def _json_records(path: Path) -> Iterator[tuple[int, dict | BadRecord]]:
-    return JsonLines(path, on_bad_record=lambda record: None).rows()
+    return JsonLines(path).rows()
 
 
 def _no_rows(path: Path) -> DatasetError:
