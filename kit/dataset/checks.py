@@ -137,8 +137,6 @@ def own_faults(row: Utterance, measure: ClipMeasure, config: ManifestConfig) -> 
         yield "too loud", f"its samples reach {measure.peak:.3g} times full scale"
     if abs(measure.dc) > config.most_dc:
         yield "dc offset", f"its mean is {measure.dc:+.2f} of full scale, not zero"
-    if None not in (config.least_snr_db, measure.snr_db) and measure.snr_db < config.least_snr_db:
-        yield "noisy", f"speech only {measure.snr_db:.0f} dB above the noise"
     if not low <= pace <= high:
         yield "pace", f"{pace:.1f} characters a second: text and audio do not match"
 
@@ -165,7 +163,6 @@ class DatasetStats:
     same_audio: dict[str, list[Utterance]]  # digest -> rows, where there are several
     same_text: dict[tuple[str, str], list[Utterance]]  # (speaker, text) -> rows
     training_texts: set[str]
-    most_repeats: float
 
 
 def dataset_stats(rows: list[Utterance], measures: dict, config: ManifestConfig) -> DatasetStats:
@@ -202,7 +199,6 @@ def dataset_stats(rows: list[Utterance], measures: dict, config: ManifestConfig)
         same_audio={digest: same for digest, same in same_audio.items() if len(same) > 1},
         same_text={key: same for key, same in same_text.items() if len(same) > 1},
         training_texts=trained_texts,
-        most_repeats=config.most_repeats or math.inf,
     )
 
 
@@ -248,9 +244,6 @@ def outliers(row: Utterance, measure: ClipMeasure, stats: DatasetStats) -> Probl
     low, high = stats.pace
     if not low <= pace <= high:
         yield "pace", f"{pace:.1f} characters a second, far from the usual {low:.1f} to {high:.1f}"
-    repeats = stats.same_text.get((row.speaker, row.text), [])
-    if len(repeats) > stats.most_repeats and row not in repeats[: stats.most_repeats]:
-        yield "repeated text", f"said {len(repeats)} times by {row.speaker}"
 
 
 def row_warnings(

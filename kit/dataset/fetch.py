@@ -17,7 +17,7 @@ from pathlib import Path
 from kit.audio.container import SUFFIXES, duration_s
 from kit.base.errors import DatasetError
 from kit.base.files import digest, disk_errors, make_folder, placeholder_problem
-from kit.base.formatting import describe_error, join_names
+from kit.base.formatting import describe_error
 from kit.dataset.archive import archive_suffix, unpack
 from kit.dataset.columns import Columns, roles_of, text_conflict
 from kit.dataset.layouts import find_dataset
@@ -28,10 +28,7 @@ from kit.settings import ArchiveConfig, HubConfig, ManifestConfig
 HUB = "hf://"
 PARQUET = ".parquet"
 # train-00001-of-00003.parquet; older files of the hub end in a hash of their own.
-NUMBERED = re.compile(
-    r"(.*?)(\d+)-of-(\d{1,6})(?:-[0-9a-f]{8,})?"
-    r"(\.(?:parquet|arrow|csv|tsv|jsonl?|zip|tgz|tar)(?:\.gz|\.bz2|\.xz)?)"
-)
+NUMBERED = re.compile(r"(.*?)\d+-of-(\d{1,6})(?:-[0-9a-f]{8,})?\.parquet")
 FILE_SPLIT = "(split)"  # of a row: what its Parquet file's name says
 TABLE = "manifest.jsonl"  # written last
 # A JSON line for each row so far, as in TABLE; and a saved position every so many rows.
@@ -77,7 +74,6 @@ def fetch_dataset(
         return source  # a table, which read_dataset checks
     if not source.is_dir():
         source = unpack(source, into, archive or ArchiveConfig(), progress)
-    require_all_parts(source)
     try:
         return find_dataset(source, rules or ManifestConfig()).folder
     except OSError as error:
@@ -85,35 +81,26 @@ def fetch_dataset(
     except DatasetError:  # its message lists what is expected, and what is there
         below = (Path(folder, name) for folder, names in walk(source) for name in names)
         files = sorted(path for path in below if path.suffix == PARQUET)
-        if files:
-            return _unpack_parquet(source, files, into, hub, progress)
-        raise
+        if not files:
+            raise
+        require_all_parts(files)
+        return _unpack_parquet(source, files, into, hub, progress)
 
 
-def require_all_parts(folder: Path) -> None:
-    """Raise DatasetError where files below `folder` are numbered 1 of 3, 3 of 3, and 2 is missing.
-
-    They are counted from 0, as the hub does, or from 1 where the last number is there.
-    """
-    sets = collections.defaultdict(list)
-    for parent, names in walk(folder):
-        for match in filter(None, map(NUMBERED.fullmatch, names)):
-            prefix, number, count, suffix = match.groups()
-            sets[parent, prefix, count, suffix].append(number)
-    missing = []
-    for (parent, prefix, count, suffix), texts in sorted(sets.items()):
-        numbers = set(map(int, texts))
-        digits = min(map(len, texts))
-        first = 1 if int(count) in numbers and 0 not in numbers else 0
-        for number in sorted(set(range(first, first + int(count))) - numbers):
-            name = f"{prefix}{number:0{digits}}-of-{count}{suffix}"
-            missing.append(os.path.relpath(os.path.join(parent, name), folder))
-    if missing:
-        raise DatasetError(
-            f"{folder} is not complete. Missing: {join_names(missing, 8)}. Copy or download what "
-            "is missing (of the hub: hf download NAME --repo-type dataset). To train on a part "
-            "only, name one of the files as DATA, or rename those that are there without `-of-`."
-        )
+def require_all_parts(files: list[Path]) -> None:
+    """Raise DatasetError where some of `files` are numbered 1 of 3 and 3 of 3, and 2 is missing."""
+    counts = collections.Counter()
+    for file in files:
+        match = NUMBERED.fullmatch(file.name)
+        if match:
+            counts[file.parent / match[1], int(match[2])] += 1
+    for (name, total), count in counts.items():
+        if count < total:
+            raise DatasetError(
+                f"Of {name}*-of-{total:05}.parquet, {total - count} of {total} files are missing. "
+                "Copy or download them (of the hub: hf download NAME --repo-type dataset). To "
+                "train on a part, name one of the files as DATA, or rename them without `-of-`."
+            )
 
 
 def _unpack_parquet(
@@ -161,7 +148,6 @@ def write_rows(
     make_folder(folder / "wavs")
     part = folder / PART
     position, part_bytes = _last_position(part)
-    total = _row_count(rows)
     limit_s = float("inf") if config.most_hours is None else config.most_hours * 3600
     with disk_errors(part), open(part, "ab") as lines:
         lines.truncate(part_bytes)
@@ -177,7 +163,7 @@ def write_rows(
                 lines.write(json.dumps({"position": position}).encode() + b"\n")
                 lines.flush()
                 os.fsync(lines.fileno())
-            progress(position["rows"], max(position["rows"] + 1, total))  # 1 where it is unknown
+            progress(position["rows"], position["rows"] + 1)  # how many there are is unknown
     progress(position["rows"], position["rows"])
     with part.open(encoding="utf-8") as written:
         table = (line for line in map(json.loads, written) if "position" not in line)
@@ -187,12 +173,6 @@ def write_rows(
         write_lines(folder / TABLE, table)
     part.unlink()
     return folder
-
-
-def _row_count(rows: Iterable[dict]) -> int:
-    """Return how many rows a stream of `datasets` has, 0 if it is unknown."""
-    splits = getattr(getattr(rows, "info", None), "splits", None) or {}
-    return getattr(splits.get(str(getattr(rows, "split", ""))), "num_examples", None) or 0
 
 
 def _last_position(part: Path) -> tuple[dict, int]:
