@@ -65,7 +65,7 @@ class Dataset:
 class DatasetFiles:
     folder: Path  # that the names of its files start from
     tables: list[Table]  # none: a text beside each recording
-    unread: list[str]  # what is left out: names of tables, and a line of names
+    unread: list[str]  # names of tables that are left out
 
     def label(self, path: Path) -> str:
         """Return a file's name, with its folder where it is in another one, as UTF-8."""
@@ -128,18 +128,12 @@ def _read_tables(
             file=files.label(table.path),
             folder=bases[-1],
             columns=table.columns,
-            recordings=Recordings(roots, [root for root in roots if root not in bases]),
+            recordings=Recordings(roots),
             split="" if alone else _split_of(table.path, files),
             prefix=f"{parent.name}/" if is_one_of_several else "",
         )
-        for number, row in enumerate(table.rows()):
-            result = check_row(row, place, config)
-            is_missing = isinstance(result, Finding) and result.kind == "missing"
-            if table.by_setting and number == 0 and is_missing:
-                # Names that the kit does not know.
-                files.unread.append(f"line {row.line} of {place.file}")
-            else:
-                yield result
+        for row in table.rows():
+            yield check_row(row, place, config)
 
 
 def _split_of(table: Path, files: DatasetFiles) -> str:

@@ -5,7 +5,6 @@ where there is c0.wav, `café` in composed letters where the disk has decomposed
 """
 
 import dataclasses
-import itertools
 import math
 import os
 import re
@@ -58,68 +57,61 @@ PINYIN = re.compile(r"\{?[a-zA-ZüÜ]{1,6}[0-5]\}?[.,?!]?")
 
 
 class Recordings:
-    """The recordings in the folders `roots`; a path starts from the first that has it.
+    """The recordings in the folders `roots`, which paths start from."""
 
-    `guessed` are those of `roots` that neither the table nor a setting names.
-    """
-
-    def __init__(self, roots: Sequence[Path], guessed: Sequence[Path] = ()):
+    def __init__(self, roots: Sequence[Path]):
         self.roots = list(roots)
-        self.guessed = list(guessed)
         self._names = cache(_names_in)
-        self._folders = cache(_folders_in)
 
     def find(self, name: str) -> tuple[str, str]:
         """Return the path of the recording `name` and its id, the path in its root; "" for none.
 
-        A full path of another machine counts by its end. Raises DatasetError where a folder beside
-        a guessed root has a recording of this name, too.
+        A full path of another machine counts by its end. Raises DatasetError where two roots have
+        a recording of this name.
         """
         parts = _parts(name)
         if not parts or ".." in parts:
             return "", ""
-        lengths = range(len(parts), 0, -1) if is_absolute(name) else [len(parts)]
-        for length, root in itertools.product(lengths, self.roots):
-            path = self._find_in(root, parts[-length:])
-            if path:
-                if root in self.guessed and not is_absolute(name):
-                    self._require_no_twin(path, root, parts)
-                stem = os.path.splitext(os.path.relpath(path, root))[0]
-                return path, _nfc(Path(stem).as_posix())
+        for length in range(len(parts), 0, -1) if is_absolute(name) else [len(parts)]:
+            paths = {root: self._find_in(root, parts[-length:]) for root in self.roots}
+            paths = {root: path for root, path in paths.items() if path}
+            if not paths:
+                continue
+            root, path = next(iter(paths.items()))
+            for other, twin in paths.items():
+                # A suffix says which of two formats is meant.
+                is_other = has_suffix(name) and _suffix(name) != _suffix(twin)
+                if twin != path and not is_other and not os.path.samefile(path, twin):
+                    raise DatasetError(
+                        f"Two recordings fit {name!r} of the table: {path} and {twin}. Name the "
+                        f"folder that is meant, {root} or {other}: --set "
+                        f"manifest.audio_root={shlex.quote(str(root))}, in a notebook "
+                        f'start(RUN, settings={{"manifest": {{"audio_root": {str(root)!r}}}}}).'
+                    )
+            return path, _nfc(Path(os.path.splitext(os.path.relpath(path, root))[0]).as_posix())
         return "", ""
 
-    def _require_no_twin(self, path: str, root: Path, parts: list[str]) -> None:
-        """Raise DatasetError where another folder beside `root` has a recording of this name."""
-        for folder in self._folders(root.parent):
-            twin = self._find_in(folder, parts) if folder != root else ""
-            if has_suffix(parts[-1]) and os.path.basename(twin) != os.path.basename(path):
-                continue
-            if twin and not os.path.samefile(path, twin):
-                raise DatasetError(
-                    f"Two recordings fit {'/'.join(parts)!r} of the table: {path} and {twin}. "
-                    f"Name the folder that is meant, {root} or {folder}: --set "
-                    f"manifest.audio_root={shlex.quote(str(root))}, in a notebook "
-                    f'start(RUN, settings={{"manifest": {{"audio_root": {str(root)!r}}}}}).'
-                )
-
     def _find_in(self, root: Path, parts: list[str]) -> str:
-        plain = os.path.join(root, *parts)
-        for suffix in ("", *SUFFIXES):
-            if os.path.isfile(plain + suffix):
-                return plain + suffix
         path = str(root)
-        for part in parts:  # in another spelling
+        for part in parts[:-1]:
             same = self._same_name(path, part)
-            if len(same) != 1:
+            if len(same) != 1 and part not in same:
                 return ""
-            path = os.path.join(path, same[0])
-        return path if os.path.isfile(path) else ""
+            path = os.path.join(path, part if part in same else same[0])
+        same = self._same_name(path, parts[-1])
+        if has_suffix(parts[-1]) and parts[-1] in same:
+            same = [parts[-1]]
+        path = os.path.join(path, same[0]) if same else ""
+        stems = {_nfc(_stem(name)) for name in same}
+        return path if len(stems) == 1 and os.path.isfile(path) else ""
 
     def _same_name(self, folder: str, name: str) -> list[str]:
-        """Return what `name` means in a folder: one, unless some differ in capitals alone."""
+        """Return what `name` may mean in a folder, whose names are listed once: recordings first.
+
+        Capitals count only where names differ in nothing else.
+        """
         same = self._names(folder).get(_key(name), [])
-        spelled = [n for n in same if _nfc(_stem(n)) == _nfc(_stem(name))] or same
-        return spelled if len({_nfc(_stem(n)) for n in spelled}) > 1 else spelled[:1]
+        return [each for each in same if _nfc(_stem(each)) == _nfc(_stem(name))] or same
 
     def problem(self, name: str) -> tuple[str, str]:
         """Return (reason, fix) for a name that `find` does not find."""
@@ -132,8 +124,8 @@ class Recordings:
             return reason, f"give a path below it; paths start from `audio_root` ({setting})"
         reason = f"no recording {inside}/{name if has_suffix(name) else f'{name}.wav'}"
         same = self._same_name(os.path.join(root, *parts[:-1]), parts[-1])
-        if len(same) > 1:
-            return f"{reason}; {', '.join(same[:SHOWN])} differ in capitals", "name one of them"
+        if same:
+            return f"{reason}; it may be any of {', '.join(same)}", "name one of them"
         names = sorted(name for own in self._names(str(root)).values() for name in own)
         audio = list(filter(has_suffix, names)) or names
         return f"{reason}; {inside}/ holds {join_names(audio, SHOWN) or 'nothing'}", ""
@@ -147,17 +139,6 @@ def _names_in(folder: str) -> dict[str, list[str]]:
     for name in sorted(names, key=lambda name: (order.get(_suffix(name), len(order)), name)):
         by_key.setdefault(_key(name), []).append(name)
     return by_key
-
-
-def _folders_in(folder: Path) -> list[Path]:
-    """Return a folder, and those in it that are not hidden and have no table of their own."""
-    folders = [folder]
-    for path in sorted(folder.iterdir()):
-        if path.is_dir() and not path.name.startswith("."):
-            suffixes = set(map(_suffix, os.listdir(path)))
-            if not suffixes & {".csv", ".tsv", ".jsonl"}:
-                folders.append(path)
-    return folders
 
 
 def _nfc(name: str) -> str:

@@ -24,6 +24,7 @@ from kit.dataset.columns import (
     columns_in_order,
     named_columns,
     parse_setting,
+    roles_of,
     shown_row,
     unclear_table,
 )
@@ -57,7 +58,6 @@ class Table:
     separator: str = ""  # "": an object a line
     quoted: bool = False
     has_header: bool = False
-    by_setting: bool = False  # the user says what the columns hold; a header may have other names
 
     def rows(self) -> Iterator[Row]:
         if not self.separator:
@@ -153,8 +153,7 @@ def _open_by_setting(path: Path, head: list[str], form: Form, setting: str) -> T
                 columns=columns_in_order(form.roles, list(map(str, range(1, wanted + 1)))),
                 separator=separator,
                 quoted=quoted,
-                has_header=named_columns(cells)[0] is not None,
-                by_setting=True,
+                has_header=any(roles_of(cells)[role] for role in ("audio", "text", "id")),
             )
         widest = max(widest, cells, key=len)
     raise DatasetError(

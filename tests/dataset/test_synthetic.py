@@ -135,9 +135,9 @@ unseen: {object: "r, s, t"}
 
 LACKING = {
     "phrase: [p": "not valid YAML",
-    "unseen:": "`unseen`: .* got None",
-    'verb: ["f, g"]': "`verb`: .*as many rows for `verb` as for `subject`",
-    "order: [subject]": r"`order`: .* got \['subject'\]",
+    "unseen:": "not written as en.yaml",
+    'verb: ["f, g"]': "as many rows are needed for `verb` as for `subject`",
+    "order: [subject]": "not written as en.yaml",
 }
 
 

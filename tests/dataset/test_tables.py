@@ -45,7 +45,7 @@ SAID = {
     "VITS": ("audio|speaker|text", "train.txt", lines("wavs/c{i}.wav|{s}|{t}"), TWO),
     "text first": ("text audio", "a.tsv", lines("{t}\tc{i}.wav"), ALL_ONE),
     "keys of its own": ("text|-|audio", "a.jsonl", OWN_KEYS, ALL_ONE),
-    "other names": ("audio|text", "a.csv", "klang,satz\n" + lines("c{i},{t}"), ALL_ONE),
+    "other names": ("audio|text", "a.csv", "path,satz\n" + lines("c{i},{t}"), ALL_ONE),
 }
 
 

@@ -109,7 +109,7 @@ def test_a_bad_line_is_reported_with_its_place(tmp_path, name, good, raw, reason
     assert isinstance(numbered[-2][1], BadRecord)
 
 
-def test_a_field_that_goes_on_in_the_next_line_is_never_half_read(tmp_path):
+def test_a_field_of_two_lines_is_never_half_read(tmp_path):
     path = write(tmp_path, "a.csv", 'a,b\n1,2\n3,"x\ny, z"\n4,5\n')
     bad = []
     records = list(Table(path, on_bad_record=bad.append))
