@@ -16,12 +16,17 @@ from pathlib import Path
 
 from kit.audio.container import SUFFIXES, duration_s
 from kit.base.errors import DatasetError
-from kit.base.files import digest, disk_errors, make_folder, placeholder_problem
+from kit.base.files import (
+    digest,
+    disk_errors,
+    make_folder,
+    placeholder_problem,
+    write_atomic,
+)
 from kit.base.formatting import describe_error
 from kit.dataset.archive import archive_suffix, unpack
 from kit.dataset.columns import Columns, roles_of, text_conflict
 from kit.dataset.layouts import find_dataset
-from kit.dataset.manifest import write_lines
 from kit.dataset.recordings import canonical_split, has_known_split, walk
 from kit.settings import ArchiveConfig, HubConfig, ManifestConfig
 
@@ -30,9 +35,9 @@ PARQUET = ".parquet"
 # train-00001-of-00003.parquet; older files of the hub end in a hash of their own.
 NUMBERED = re.compile(r"(.*?)\d+-of-(\d{1,6})(?:-[0-9a-f]{8,})?\.parquet")
 FILE_SPLIT = "(split)"  # of a row: what its Parquet file's name says
-TABLE = "manifest.jsonl"  # written last
-# A JSON line for each row so far, as in TABLE; and a saved position every so many rows.
-PART = "rows.part"
+TABLE = "manifest.jsonl"  # gets its name last
+PART = "rows.part"  # the lines of TABLE so far
+POSITION = "position.json"  # saved every so many rows: how far PART and the stream are
 SAVE_ROWS = 100
 NEEDS_DATASETS = "needs the package datasets: pip install datasets."
 
@@ -147,10 +152,13 @@ def write_rows(
         return folder
     make_folder(folder / "wavs")
     part = folder / PART
-    position, part_bytes = _last_position(part)
+    mark = folder / POSITION
+    position = {"rows": 0, "seconds": 0.0, "bytes": 0, "stream": None}
+    if mark.is_file():
+        position = json.loads(mark.read_bytes())
     limit_s = float("inf") if config.most_hours is None else config.most_hours * 3600
     with disk_errors(part), open(part, "ab") as lines:
-        lines.truncate(part_bytes)
+        lines.truncate(position["bytes"])  # what came after the last save is written again
         for row in _rows_from(rows, position):
             if position["seconds"] >= limit_s:
                 break
@@ -159,33 +167,23 @@ def write_rows(
             position["rows"] += 1
             position["seconds"] += seconds
             if position["rows"] % SAVE_ROWS == 0:
-                position["stream"] = rows.state_dict() if hasattr(rows, "state_dict") else None
-                lines.write(json.dumps({"position": position}).encode() + b"\n")
                 lines.flush()
                 os.fsync(lines.fileno())
+                position["bytes"] = lines.tell()
+                position["stream"] = rows.state_dict() if hasattr(rows, "state_dict") else None
+                write_atomic(mark, json.dumps(position))
             progress(position["rows"], position["rows"] + 1)  # how many there are is unknown
+        lines.flush()
+        os.fsync(lines.fileno())
     progress(position["rows"], position["rows"])
-    with part.open(encoding="utf-8") as written:
-        table = (line for line in map(json.loads, written) if "position" not in line)
-        if not position["seconds"]:
-            reason = next(table, {"rejected": "there is none"})["rejected"]
-            raise DatasetError(f"None of {position['rows']} rows could be used: {reason}")
-        write_lines(folder / TABLE, table)
-    part.unlink()
+    if not position["seconds"]:
+        with open(part, "rb") as lines:
+            first = json.loads(next(lines, b'{"rejected": "there is none"}'))
+        raise DatasetError(f"None of {position['rows']} rows could be used: {first['rejected']}")
+    with disk_errors(folder):
+        os.replace(part, folder / TABLE)
+        mark.unlink(missing_ok=True)
     return folder
-
-
-def _last_position(part: Path) -> tuple[dict, int]:
-    """Return the last position that was saved, and where its line ends."""
-    position = {"rows": 0, "seconds": 0.0, "stream": None}
-    part_bytes = 0
-    if part.is_file():
-        with part.open("rb") as lines:
-            for line in lines:
-                if line.startswith(b'{"position"') and line.endswith(b"\n"):  # a kill may cut it
-                    position = json.loads(line)["position"]
-                    part_bytes = lines.tell()
-    return position, part_bytes
 
 
 def _rows_from(rows: Iterable[dict], position: dict) -> Iterator[dict]:
@@ -202,7 +200,7 @@ def _rows_from(rows: Iterable[dict], position: dict) -> Iterator[dict]:
         raise DatasetError(
             f"The stream of rows failed: {describe_error(error)}. What was written is kept: run "
             f"again to resume. If that fails in the same way, the dataset may have changed: delete "
-            f"{PART} there to start over."
+            f"{POSITION} there to start over."
         ) from error
 
 
