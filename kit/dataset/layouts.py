@@ -372,19 +372,14 @@ def _has_text_beside(folder: Path) -> bool:
 
 
 def _no_dataset_message(source: Path) -> str:
-    content = "no such file or folder"
+    names = [f"{p.name}/" if p.is_dir() else p.name for p in _visible(source)]
+    recordings = sum(has_suffix(name) for _, own in walk(source) for name in own)
     hint = ""
-    if source.is_dir():
-        names = sorted(f"{p.name}/" if p.is_dir() else p.name for p in source.iterdir())
-        content = join_names(names, 8) or "an empty folder"
-        recordings = sum(has_suffix(name) for _, own in walk(source) for name in own)
-        if recordings:
-            hint = (
-                f" There are {recordings:,} recordings, but no text was found for them: write "
-                "metadata.csv with a line `name|text` for each, or let Whisper write it: python -m "
-                f"kit transcribe --data {shlex.quote(str(source))} --out clips/."
-            )
-    elif source.is_file():
-        content = f"a file {source.name}"
-        hint = " Name the folder, or the table with its text."
+    if recordings:
+        hint = (
+            f" There are {recordings:,} recordings, but no text was found for them: write "
+            "metadata.csv with a line `name|text` for each, or let Whisper write it: python -m kit "
+            f"transcribe --data {shlex.quote(str(source))} --out clips/."
+        )
+    content = join_names(names, 8) or "no folder with files"
     return as_utf8(f"{source} is not a dataset: expected {EXPECTED}; found {content}.{hint}")

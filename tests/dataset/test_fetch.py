@@ -5,7 +5,6 @@ import importlib.util
 import itertools
 import json
 import multiprocessing
-import shutil
 import sys
 import tarfile
 import time
@@ -41,13 +40,13 @@ def clip(number: int, format: str = "WAV", channels: int = 1) -> bytes:
     return encoded(np.stack([wave] * channels, axis=1), RATE, format=format)
 
 
-def common_voice(folder: Path, language: str = "am") -> Path:
+def common_voice(folder: Path) -> Path:
     """A Common Voice corpus of two clips, as its archive holds it."""
     table = "client_id\tpath\tsentence\tup_votes\n"
     table += "".join(f"x\t{n}.wav\tሰላም {n}\t2\n" for n in "ab")
     files = {f"clips/{n}.wav": clip(ord(n)) for n in "ab"}
     files |= {"validated.tsv": table, "train.tsv": table}
-    folder_of(folder / f"cv-corpus-17.0/{language}", [], **files)
+    folder_of(folder / "cv-corpus-17.0/am", [], **files)
     return folder
 
 
@@ -83,15 +82,7 @@ def test_a_folder_or_a_table_is_taken_as_it_is(tmp_path):
     assert not (tmp_path / "into").exists()
 
 
-def test_where_there_is_none_or_several_it_says_what_was_expected_and_found(tmp_path):
-    for language in ("am", "ti"):
-        common_voice(tmp_path / "cv", language)
-    with pytest.raises(DatasetError, match=r"cv-corpus-17\.0 holds several datasets \(am, ti\)"):
-        fetch_dataset(tmp_path / "cv", tmp_path / "into")
-    rules = ManifestConfig(speakers="folder")
-    both = fetch_dataset(tmp_path / "cv", tmp_path / "into", rules=rules)
-    assert both == tmp_path / "cv/cv-corpus-17.0"
-    shutil.rmtree(tmp_path / "cv")
+def test_where_there_is_none_it_says_what_was_expected_and_found(tmp_path):
     (tmp_path / "a/b").mkdir(parents=True)
     (tmp_path / "voice.zip").write_bytes(b"PK\x03\x04")
     with pytest.raises(DatasetError, match=r"wavs/ \(LJSpeech\).*found a/, voice\.zip"):
