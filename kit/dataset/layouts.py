@@ -294,7 +294,8 @@ def find_dataset(source: Path, config: ManifestConfig) -> DatasetFiles:
     files = _tables_in(folder, children, config) or _tables_below(folder, children, config)
     if files:
         return files
-    if source.is_dir() and _has_text_beside(source):
+    found = (Path(parent, name) for parent, names in walk(source) for name in names)
+    if any(has_suffix(path.name) and path.with_suffix(".txt").is_file() for path in found):
         return DatasetFiles(folder=source, tables=[], unread=[])
     raise DatasetError(_no_dataset_message(source))
 
@@ -361,14 +362,6 @@ def _tables_below(
     tables = [table for files in found for table in files.tables]
     unread = [f"{files.folder.name}/{name}" for files in found for name in files.unread]
     return DatasetFiles(folder=folder, tables=tables, unread=unread) if tables else None
-
-
-def _has_text_beside(folder: Path) -> bool:
-    for _, names in walk(folder):
-        stems = {Path(name).stem for name in names if has_suffix(name)}
-        if any(name.endswith(".txt") and name[:-4] in stems for name in names):
-            return True
-    return False
 
 
 def _no_dataset_message(source: Path) -> str:
