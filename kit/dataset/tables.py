@@ -16,7 +16,6 @@ from pathlib import Path
 
 from kit.audio.container import SUFFIXES
 from kit.base.errors import DatasetError
-from kit.base.files import special_file_kind
 from kit.base.formatting import shorten
 from kit.dataset.columns import (
     Columns,
@@ -222,9 +221,6 @@ def iter_lines(path: Path) -> Iterator[str]:
 
     UTF-16 is known by its byte order mark, as Excel and Windows write it.
     """
-    kind = special_file_kind(path)
-    if kind:
-        raise DatasetError(f"{path} is {kind}, not a file: copy its content into a file.")
     with open(path, "rb") as file:
         first_bytes = file.read(32)
         require_text(path, first_bytes)

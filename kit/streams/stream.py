@@ -25,7 +25,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from kit.base.config import MAX, require, require_within
 from kit.base.errors import DatasetError
-from kit.base.files import LFS_POINTER, special_file_kind
+from kit.base.files import LFS_POINTER
 
 SAMPLE_BYTES = 65536
 CHUNK_BYTES = 1 << 20
@@ -89,9 +89,6 @@ class ByteFile:
     def opened(self) -> Iterator[Callable[[int, int], bytes]]:
         """Give `read(offset, count) -> bytes`; DatasetError for a missing or shorter file."""
         try:
-            kind = special_file_kind(self.path)
-            if kind:
-                raise DatasetError(f"{self.path} is {kind}: copy its content into a file.")
             with open(self.path, "rb") as file:
                 size = file.seek(0, 2)
                 if self.size is None:

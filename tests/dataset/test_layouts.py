@@ -1,6 +1,5 @@
 """From real bytes to rows: every layout one way, every unusable line a finding with its fix."""
 
-import os
 from pathlib import Path
 
 import folders
@@ -20,7 +19,7 @@ from folders import (
     texts,
     wavs,
 )
-from helpers import dataset, in_time, speech
+from helpers import dataset, speech
 
 from kit.base.errors import DatasetError
 from kit.dataset.checks import check_dataset
@@ -169,16 +168,6 @@ def test_of_few_recordings_some_are_held_out(tmp_path, count, wanted):
     result = [r.id for r in read_dataset(folder, ManifestConfig()).rows if r.split == "held_out"]
     assert len(result) == wanted >= sum(is_held_out(f"a{i}", 2) for i in range(count))
     assert not any(r.split == "held_out" for r in read_dataset(folder, LOOSE).rows)
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
-def test_a_pipe_or_a_device_is_no_table_and_not_waited_for(tmp_path):
-    (tmp_path / "wavs").mkdir()
-    for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
-        make(tmp_path / "metadata.csv")
-        with in_time(20), pytest.raises(DatasetError, match=r"is a (named pipe|device)"):
-            read_dataset(tmp_path, LOOSE)
-        (tmp_path / "metadata.csv").unlink()
 
 
 def test_splits_that_are_not_for_training_and_tables_that_are_not_read_are_named(tmp_path):

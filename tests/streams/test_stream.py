@@ -204,13 +204,10 @@ def test_a_vanished_mount_is_reported_and_the_position_stays_valid(tmp_path):
     assert seen + list(resumed) == lines
 
 
-@pytest.mark.parametrize("what", ["no such file", "a folder", "a pipe"])
-def test_what_is_not_a_file_is_reported(tmp_path, what):
-    path = tmp_path / "x.txt"
-    {"a folder": os.mkdir, "a pipe": os.mkfifo}.get(what, str)(path)
-    reason = "is a named pipe" if what == "a pipe" else "cannot be read"
-    with pytest.raises(DatasetError, match=rf"x\.txt {reason}"):
-        TextLines(path)
+def test_what_is_not_a_file_is_reported(tmp_path):
+    for path in (tmp_path / "x.txt", tmp_path):
+        with pytest.raises(DatasetError, match=f"{path} cannot be read"):
+            TextLines(path)
 
 
 def test_the_shuffle_reaches_across_the_file_and_travels_to_another_process(tmp_path):
