@@ -256,10 +256,12 @@ def require_whole(start: str, end: str, duration: str, audio: str) -> None:
     With a start of 0 it is one unless it ends where the recording does. Without a start, a
     duration is that of the recording.
     """
+    if start == end == "":
+        return
     try:
         begins_s = float(start or 0)
         ends_s = float(end or duration or math.inf)
-        if begins_s == 0 and (start == end == "" or math.isinf(ends_s)):
+        if begins_s == 0 and math.isinf(ends_s):
             return
         if begins_s == 0 and ends_s >= soundfile.info(audio).duration - WHOLE_WITHIN_S:
             return
