@@ -217,9 +217,9 @@ def is_phonemes(text: str) -> bool:
     return len(set(IPA.findall(text))) > 1 or 3 * with_figures >= max(len(words), 9)
 
 
-def require_spoken(text: str, phonemes: bool) -> None:
+def require_spoken(text: str, normalised: str, phonemes: bool) -> None:
     """Raise BadRow for a text that cannot be what is said; `phonemes` may be asked for."""
-    if text.lower() in NO_VALUE or not letters(text):
+    if text.lower() in NO_VALUE or not letters(normalised):
         raise BadRow(f"the text is empty: {text!r}", "write what is said, or remove the line")
     for kind, sign in NOT_SPOKEN.items():
         match = sign.search(text)
@@ -314,7 +314,7 @@ def check_row(row: Row, place: Place, config: ManifestConfig) -> Utterance | Fin
     try:
         if row.problem:
             raise BadRow(row.problem, row.fix)
-        require_spoken(cells["text"], phonemes=bool(config.columns))
+        require_spoken(cells["text"], text, phonemes=bool(config.columns))
         require_language(cells["language"], config)
         if not audio:
             kind = "missing" if stays_inside(path) else "row"
