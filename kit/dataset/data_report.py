@@ -38,7 +38,6 @@ FIXES = {
     "gap": "listen: is a part of the recording missing? A long pause may also be cut shorter",
     "two channels": 'keep the channel of one person: ffmpeg -i IN -af "pan=mono|c0=c0" OUT',
     "opposite phase": "nothing; or invert one of its channels and export it again",
-    "rare letter": "check for a typing error; the voice gets too few examples to learn it",
     "also in training": "remove it from one of the two: it flatters the held-out figures",
 }
 
