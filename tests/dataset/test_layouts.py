@@ -287,7 +287,7 @@ def test_an_id_that_is_not_utf_8_can_be_written_to_the_report(tmp_path):
     assert "caf?" in (tmp_path / "run/ledger.jsonl").read_text(encoding="utf-8")
 
 
-def test_a_link_out_of_the_folder_is_the_users_own_wish_and_no_folder_is_no_speaker(tmp_path):
+def test_a_link_out_of_the_folder_is_the_users_own_wish(tmp_path):
     folder = folder_of(tmp_path / "mine", [], **{"metadata.csv": f"a|{TEXT}\n"})
     (folder / "wavs").symlink_to(dataset(tmp_path / "away", "", {"a": speech()}) / "wavs")
     assert [r.id for r in read_dataset(folder, LOOSE).rows] == ["a"]
