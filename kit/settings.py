@@ -113,13 +113,11 @@ class ManifestConfig(Section):
     silence_peak: float = within(0.005, 0, 1)  # refuse below this peak
     most_peak: float = within(2.0, 1)  # refuse float audio whose peak is more, times full scale
     most_dc: float = within(0.1, 0, 1)  # refuse when the mean of all samples is farther from zero
-    least_snr_db: float | None = within(None, -200, 200)  # refuse a noisier clip; None: none
     characters_per_s: tuple = (2, 40)  # outside this, text and audio do not match
     # Refuse a pace this many robust deviations from the median; inf: none.
     pace_deviations: float = within(6.0, 1e-6, math.inf)
     # A sample rate or script with less of the dataset than this is odd.
     odd_share: float = within(0.01, 0, 0.49)
-    most_repeats: int | None = within(None, 1)  # of a text by one speaker; None: any number
     edge_silence_s: float = within(1.0, 0, 3600)  # warn of more silence before or after speech
     # Training does not start when more of the hours was refused.
     max_rejected_percent: float = within(5.0, 0, 100)

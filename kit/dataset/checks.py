@@ -33,7 +33,6 @@ from kit.text.normalize import letters, unicode_script
 
 LEAST_SPOKEN = 0.1  # of the lowest pace: a long recording with less has lost most of its text
 MAX_GAP_S = 1.0  # of silence within the speech, before a warning
-LOUD_PEAK = 1.1  # times full scale: MP3 and Vorbis overshoot by less, which is harmless
 
 
 def check_dataset(
@@ -87,7 +86,7 @@ def judge_rows(
     `measures` holds, by path of the recording, its measure or the reason why there is none.
     """
     readable = [row for row in rows if isinstance(measures[row.audio], ClipMeasure)]
-    stats = dataset_stats(readable, measures, config)
+    stats = DatasetStats(readable, measures, config)
     kept = []
     refused = []
     warned = []
@@ -137,8 +136,6 @@ def own_faults(row: Utterance, measure: ClipMeasure, config: ManifestConfig) -> 
         yield "too loud", f"its samples reach {measure.peak:.3g} times full scale"
     if abs(measure.dc) > config.most_dc:
         yield "dc offset", f"its mean is {measure.dc:+.2f} of full scale, not zero"
-    if None not in (config.least_snr_db, measure.snr_db) and measure.snr_db < config.least_snr_db:
-        yield "noisy", f"speech only {measure.snr_db:.0f} dB above the noise"
     if not low <= pace <= high:
         yield "pace", f"{pace:.1f} characters a second: text and audio do not match"
 
@@ -154,56 +151,28 @@ def pace_of(row: Utterance, measure: ClipMeasure) -> float:
     return len(letters(row.text)) / max(measure.seconds - trimmed_s(measure), 1e-3)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class DatasetStats:
     """What is usual in a dataset, and what occurs more than once."""
 
-    pace: tuple[float, float]  # the lowest and highest that is usual, characters a second
-    odd_rates_hz: dict[int, int]  # a rate few clips have -> the rate most have
-    odd_scripts: set[str]  # as Unicode names them: LATIN, CYRILLIC ...
-    rare_letters: set[str]
-    same_audio: dict[str, list[Utterance]]  # digest -> rows, where there are several
-    same_text: dict[tuple[str, str], list[Utterance]]  # (speaker, text) -> rows
-    training_texts: set[str]
-    most_repeats: float
-
-
-def dataset_stats(rows: list[Utterance], measures: dict, config: ManifestConfig) -> DatasetStats:
-    paces = [pace_of(row, measures[row.audio]) for row in rows]
-    rates_hz = collections.Counter()
-    letter_counts = collections.Counter()  # in all texts
-    text_counts = collections.Counter()  # of a letter: how many texts have it
-    same_audio = collections.defaultdict(list)
-    same_text = collections.defaultdict(list)
-    trained_texts = set()
-    for row in rows:
-        measure = measures[row.audio]
-        rates_hz[measure.rate_hz] += 1
-        letter_counts.update(row.text)
-        text_counts.update(set(row.text))
-        if measure.digest:
-            same_audio[measure.digest].append(row)
-        same_text[row.speaker, row.text].append(row)
-        if row.split == "train":
-            trained_texts.add(row.text)
-    usual_hz = rates_hz.most_common(1)[0][0] if rates_hz else 0
-    few_clips = config.odd_share * rates_hz.total()
-    scripts = collections.Counter()
-    for letter, count in letter_counts.items():
-        scripts[script(letter)] += count
-    scripts.pop("", None)
-    few_letters = config.odd_share * scripts.total()
-    most_texts = 2 if len(rows) >= 1000 else 0  # that have a rare letter
-    return DatasetStats(
-        pace=usual_paces(paces, config.pace_deviations),
-        odd_rates_hz={rate: usual_hz for rate, count in rates_hz.items() if count < few_clips},
-        odd_scripts={name for name, count in scripts.items() if count < few_letters},
-        rare_letters={c for c, n in text_counts.items() if n <= most_texts and c.isalpha()},
-        same_audio={digest: same for digest, same in same_audio.items() if len(same) > 1},
-        same_text={key: same for key, same in same_text.items() if len(same) > 1},
-        training_texts=trained_texts,
-        most_repeats=config.most_repeats or math.inf,
-    )
+    def __init__(self, rows: list[Utterance], measures: dict, config: ManifestConfig):
+        paces = [pace_of(row, measures[row.audio]) for row in rows]
+        self.pace = usual_paces(paces, config.pace_deviations)  # lowest, highest: characters a s
+        rates_hz = collections.Counter(measures[row.audio].rate_hz for row in rows)
+        self.usual_hz = rates_hz.most_common(1)[0][0] if rates_hz else 0
+        few_clips = config.odd_share * rates_hz.total()
+        self.odd_rates_hz = {rate for rate, count in rates_hz.items() if count < few_clips}
+        scripts = collections.Counter()  # letters of each, as Unicode names it: LATIN, CYRILLIC ...
+        for letter, count in collections.Counter("".join(row.text for row in rows)).items():
+            scripts[script(letter)] += count
+        scripts.pop("", None)
+        few_letters = config.odd_share * scripts.total()
+        self.odd_scripts = {name for name, count in scripts.items() if count < few_letters}
+        self.same_audio = collections.defaultdict(list)  # digest -> rows
+        self.same_text = collections.defaultdict(list)  # (speaker, text) -> rows
+        for row in rows:
+            self.same_audio[measures[row.audio].digest].append(row)
+            self.same_text[row.speaker, row.text].append(row)
+        self.training_texts = {row.text for row in rows if row.split == "train"}
 
 
 def usual_paces(paces: Iterable[float], deviations: float) -> tuple[float, float]:
@@ -231,15 +200,14 @@ def script(letter: str) -> str:
 
 def outliers(row: Utterance, measure: ClipMeasure, stats: DatasetStats) -> Problems:
     """Yield what sets a row apart from the rest of its dataset."""
-    same = stats.same_audio.get(measure.digest, [])
+    same = stats.same_audio[measure.digest] if measure.digest else [row]
     other_text = [twin for twin in same if twin.text != row.text]
-    if other_text or (same and same[0] != row):
+    if other_text or same[0] != row:
         first = (other_text or same)[0]
         reason = f"the same recording as {first.id} ({first.file}, line {first.line})"
         yield "same recording", reason + ", under another text" * bool(other_text)
-    usual_hz = stats.odd_rates_hz.get(measure.rate_hz)
-    if usual_hz:
-        yield "sample rate", f"{measure.rate_hz} Hz among recordings of {usual_hz} Hz"
+    if measure.rate_hz in stats.odd_rates_hz:
+        yield "sample rate", f"{measure.rate_hz} Hz among recordings of {stats.usual_hz} Hz"
     odd_letters = sorted({c for c in row.text if script(c) in stats.odd_scripts})
     if odd_letters:
         names = ", ".join(sorted({script(c).title() for c in odd_letters}))
@@ -248,17 +216,14 @@ def outliers(row: Utterance, measure: ClipMeasure, stats: DatasetStats) -> Probl
     low, high = stats.pace
     if not low <= pace <= high:
         yield "pace", f"{pace:.1f} characters a second, far from the usual {low:.1f} to {high:.1f}"
-    repeats = stats.same_text.get((row.speaker, row.text), [])
-    if len(repeats) > stats.most_repeats and row not in repeats[: stats.most_repeats]:
-        yield "repeated text", f"said {len(repeats)} times by {row.speaker}"
 
 
 def row_warnings(
     row: Utterance, measure: ClipMeasure, stats: DatasetStats, config: ManifestConfig
 ) -> Problems:
     """Yield warnings about a kept row; a repeated text is reported once."""
-    repeats = stats.same_text.get((row.speaker, row.text), [])
-    if repeats and repeats[0] == row:
+    repeats = stats.same_text[row.speaker, row.text]
+    if len(repeats) > 1 and repeats[0] == row:
         yield "repeated text", f"said {len(repeats)} times by {row.speaker}"
     if max(measure.leading_s, measure.trailing_s) > config.edge_silence_s:
         ends = f"{measure.leading_s:.1f} s before, {measure.trailing_s:.1f} s after"
@@ -267,15 +232,9 @@ def row_warnings(
         yield "gap", f"{measure.gap_s:.1f} s of silence within the speech"
     if measure.clipped > config.clipped_share / 10:
         yield "clipped", f"partly clipped ({measure.clipped:.2%} of samples)"
-    if measure.peak > LOUD_PEAK:
-        peak = f"its samples reach {measure.peak:.3g} times full scale"
-        yield "too loud", f"{peak}: it is read scaled down to 1"
     if measure.cancels:
         reason = f"its {measure.channels} channels cancel each other: the loudest one is taken"
         yield "opposite phase", reason
-    rare = sorted(stats.rare_letters.intersection(row.text))
-    if rare:
-        yield "rare letter", f"letters that hardly any other text has: {' '.join(rare)}"
     if row.split != "train" and row.text in stats.training_texts:
         yield "also in training", f"this sentence of `{row.split}` is also in training"
 

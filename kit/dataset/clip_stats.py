@@ -1,8 +1,6 @@
 """Measure every clip of a dataset, in parallel, with a cache: a line a clip."""
 
-import collections
 import contextlib
-import itertools
 import json
 import multiprocessing
 import os
@@ -20,8 +18,7 @@ from kit.base.formatting import join_names
 
 FORMAT = 4  # of a cache line; lines of another format are measured again
 MEASURES = "measures.jsonl"  # in a run's folder
-CHUNK = 64  # clips written to the cache at a time
-AHEAD = 2  # clips given to each process at a time: the one it reads, and the next
+CHUNK = 64  # clips measured and written to the cache at a time
 PROCESSES_FROM_CLIPS = 1000  # fewer are measured while processes start
 
 
@@ -55,30 +52,40 @@ def measure_clips(
     if todo:
         if processes is None:
             processes = _cores() if len(todo) >= PROCESSES_FROM_CLIPS else 0
-        lines = (measure_line(path, decode_s) for path in todo)
-        if processes:
-            lines = _by_processes(todo, min(processes, len(todo)), decode_s)
-        with contextlib.closing(_append(lines, part or cache)) as chunks:
-            for rows in chunks:
-                results |= {row["path"]: _value(row) for row in rows}
-                progress(len(results), len(order))
+        for rows in _measure_into(part or cache, todo, min(processes, len(todo)), decode_s):
+            results |= {row["path"]: _value(row) for row in rows}
+            progress(len(results), len(order))
         if part is None:
             _merge_parts(cache, order)
     return {path: results[full_path] for path, full_path in absolute.items()}
 
 
-def _append(lines: Iterator[str], cache: Path) -> Iterator[list[dict]]:
-    """Append `lines` to `cache`, a chunk at a time; yield what each chunk holds."""
+def _measure_into(
+    cache: Path, paths: list[str], processes: int, decode_s: float
+) -> Iterator[list[dict]]:
+    """Measure `paths` and append their lines to `cache`, a chunk at a time; yield each chunk's."""
     make_folder(cache.parent)
+    pool = contextlib.nullcontext()
+    if processes:
+        pool = ProcessPoolExecutor(
+            processes,
+            mp_context=multiprocessing.get_context("spawn"),  # this one may run threads: no fork
+            initializer=signal.signal,
+            initargs=(signal.SIGINT, signal.SIG_IGN),  # Ctrl-C reaches them, too
+        )
     # disk_errors is outermost: closing the file writes again what a full disk did not take.
-    with disk_errors(cache), append_lines(cache) as file, contextlib.closing(lines):
-        while chunk := list(itertools.islice(lines, CHUNK)):
-            rows = [json.loads(line) for line in chunk]
+    with disk_errors(cache), pool as workers, append_lines(cache) as file:
+        for start in range(0, len(paths), CHUNK):
+            chunk = paths[start : start + CHUNK]
+            if workers:
+                rows = _by_processes(workers, chunk, processes, decode_s)
+            else:
+                rows = [measure_row(path, decode_s) for path in chunk]
             unread = (row["path"] for row in rows if "problem" in row)
             gone = next(filter(_folder_is_gone, unread), None)
-            for line, row in zip(chunk, rows):  # what may be read next time is left out
+            for row in rows:  # what may be read next time is left out
                 if row["size"] >= 0 and not (gone and "problem" in row):
-                    file.write(f"{line}\n".encode())
+                    file.write(f"{json.dumps(row)}\n".encode())
             file.flush()
             if gone:
                 raise DatasetError(
@@ -87,6 +94,23 @@ def _append(lines: Iterator[str], cache: Path) -> Iterator[list[dict]]:
                     "resumes there."
                 )
             yield rows
+
+
+def _by_processes(
+    pool: ProcessPoolExecutor, paths: list[str], processes: int, decode_s: float
+) -> list[dict]:
+    """Raises DatasetError with the clips that were being read if one of the processes dies."""
+    started = [(path, pool.submit(measure_row, path, decode_s)) for path in paths]
+    try:
+        return [future.result() for _, future in started]
+    except BrokenProcessPool as error:
+        unread = [path for path, future in started if future.exception()][: processes + 1]
+        raise DatasetError(
+            "A process that measures recordings ended while one of these was read: "
+            f"{join_names(unread, len(unread))}. Either a damaged file crashes the audio decoder, "
+            "or memory ran out. Move them elsewhere, or free memory, and run again: what was "
+            "measured before is kept."
+        ) from error
 
 
 def _cores() -> int:
@@ -171,7 +195,7 @@ def _entry(path: str) -> dict:
     return row
 
 
-def measure_line(path: str, decode_s: float) -> str:
+def measure_row(path: str, decode_s: float) -> dict:
     """Measure a clip; return its cache line, with `size` -1 for what may be readable next time."""
     row = _entry(path)  # before reading, so that a file still growing is measured again
     try:
@@ -180,38 +204,4 @@ def measure_line(path: str, decode_s: float) -> str:
         row["problem"] = str(error).removeprefix(path).lstrip(": ")
         if isinstance(error.__cause__, OSError):
             row["size"] = -1
-    return json.dumps(row)
-
-
-def _by_processes(paths: list[str], count: int, decode_s: float) -> Iterator[str]:
-    """Yield cache lines of `paths`, in their order, from `count` processes.
-
-    Raises DatasetError with the clips that were being read if one of the processes dies.
-    """
-    spawn = multiprocessing.get_context("spawn")  # this process may run threads, so no fork
-    pool = ProcessPoolExecutor(
-        count,
-        mp_context=spawn,
-        initializer=signal.signal,
-        initargs=(signal.SIGINT, signal.SIG_IGN),  # Ctrl-C reaches them, too
-    )
-    started = collections.deque()  # (path, its future), the oldest first
-    left = iter(paths)
-    try:
-        while True:
-            for path in itertools.islice(left, AHEAD * count - len(started)):
-                started.append((path, pool.submit(measure_line, path, decode_s)))
-            if not started:
-                return
-            yield started[0][1].result()
-            started.popleft()
-    except BrokenProcessPool as error:
-        unread = [path for path, future in started if not future.done() or future.exception()]
-        raise DatasetError(
-            "A process that measures recordings ended while one of these was read: "
-            f"{join_names(unread, len(unread))}. Either a damaged file crashes the audio decoder, "
-            "or memory ran out. Move them elsewhere, or free memory, and run again: what was "
-            "measured before is kept."
-        ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
+    return row

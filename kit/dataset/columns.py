@@ -39,10 +39,6 @@ TIME_WORDS = {
 }
 
 
-class UnclearTable(DatasetError):
-    """A table of which the user has to say what its columns hold."""
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Columns:
     names: tuple[str, ...]  # of all columns, in their order
@@ -111,13 +107,12 @@ def named_columns(names: Sequence[str]) -> tuple[Columns | None, str]:
 
 def text_conflict(columns: Columns) -> str:
     """Say which columns could both be what is spoken, by their names; "" for one alone."""
-    ranks = {}
-    for name in columns.by_role["text"]:
-        rank = next(i for i, known in enumerate(TEXT_NAMES) if _plain(name) in known.split())
-        ranks.setdefault(rank, []).append(name)
-    best = ranks[min(ranks)] if ranks else []
-    several = " and ".join(f"`{name}`" for name in best)
-    return f"{several} could both be what is spoken" if len(best) > 1 else ""
+    for known in TEXT_NAMES:
+        own = [name for name in columns.by_role["text"] if _plain(name) in known.split()]
+        if own:
+            several = " and ".join(f"`{name}`" for name in own)
+            return f"{several} could both be what is spoken" if len(own) > 1 else ""
+    return ""
 
 
 def roles_of(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -142,17 +137,15 @@ def columns_in_order(roles: Sequence[str], names: Sequence[str]) -> Columns:
     return Columns(names=tuple(names), by_role=by_role)
 
 
-def unclear_table(path: Path, rows: list[list[str]], why: str) -> UnclearTable:
+def unclear_table(path: Path, rows: list[list[str]], why: str) -> DatasetError:
     """Return the question about a table: three rows, and how to answer."""
-    width = max(map(len, rows))
-    example = "|".join(["audio", "text", "speaker", *["-"] * width][: max(2, width)])
     shown = "\n  ".join(map(shown_row, rows[:3]))
-    return UnclearTable(
+    return DatasetError(
         f"{path}: it is not clear what its columns hold: {why}. Its first rows:\n  {shown}\n"
         f"Say it in their order ({', '.join(ROLES[:-1])}, or - for one to leave out): "
-        f'COLUMNS = "{example}" in "More settings" of the notebook, '
-        f'--columns "{example}" or --set manifest.columns="{example}"; or name its form: '
-        f"{', '.join(FORMS)}. A first line with these names does as well."
+        'COLUMNS = "audio|text" in "More settings" of the notebook, --columns "audio|text" or '
+        f'--set manifest.columns="audio|text"; or name its form: {", ".join(FORMS)}. A first line '
+        "with these names does as well."
     )
 
 

@@ -28,7 +28,6 @@ FIXES = {
     "clipped": "record it again at a lower level: clipped peaks cannot be restored",
     "too loud": "export it again with its peak at full scale, which in float audio is 1.0",
     "dc offset": "high-pass it at 20 Hz and export it again",
-    "noisy": "record it again nearer the microphone, or denoise it",
     "pace": "listen: the text belongs to another recording, or part of one of them is missing",
     "mismatch": "listen: correct the text, or trim the recording to it",
     "same recording": "keep the line whose text is spoken, take the others out",
@@ -39,14 +38,12 @@ FIXES = {
     "gap": "listen: is a part of the recording missing? A long pause may also be cut shorter",
     "two channels": 'keep the channel of one person: ffmpeg -i IN -af "pan=mono|c0=c0" OUT',
     "opposite phase": "nothing; or invert one of its channels and export it again",
-    "rare letter": "check for a typing error; the voice gets too few examples to learn it",
     "also in training": "remove it from one of the two: it flatters the held-out figures",
 }
 
-MAX_LISTED = 8  # refused rows in a message
+MAX_LISTED = 8  # speakers or splits in a line
 MAX_KINDS = 3  # reasons in a summary
 MAX_ROWS = 20  # of the table of findings
-MAX_EXAMPLES = 5  # of changed texts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,19 +105,16 @@ class DataReport:
         return lines
 
     def changed_texts(self, language: str) -> tuple[str, list[str]]:
-        """Return how many texts normalising changed in which way, and examples of each."""
+        """Return how many texts normalising changed in which way, and an example of each."""
         counts = collections.Counter()
         examples = []
         for row in self.kept:
             changes = text_changes(row.written, row.text, language) if row.written else []
-            is_new = any(counts[change] == 0 for change in changes)
-            if is_new or (changes and len(examples) < MAX_EXAMPLES):
-                example = f"{shorten(row.written, 80)!r} -> {shorten(row.text, 80)!r}"
-                # The first of each kind comes first.
-                examples.insert(0 if is_new else len(examples), example)
+            if any(change not in counts for change in changes):
+                examples.append(f"{shorten(row.written, 80)!r} -> {shorten(row.text, 80)!r}")
             counts.update(changes)
         summary = ", ".join(f"{kind} {count:,}" for kind, count in counts.most_common())
-        return summary, examples[:MAX_EXAMPLES]
+        return summary, examples
 
     def without(self, findings: list[Finding]) -> "DataReport":
         """Return the report with the rows of `findings` refused as well."""
@@ -168,29 +162,22 @@ class DataReport:
 
     def require_usable(self, config: ManifestConfig, where: Path) -> None:
         """Raise DatasetError when too much was refused; `where` is the file with the findings."""
+        problem = ""
         if not any(row.split == "train" for row in self.kept):
-            raise DatasetError(f"No utterance can be trained on. Refused: {self._first_refused()}.")
-        if self.lost_percent > config.max_rejected_percent:
-            kinds = list(by_kind(self.refused).items())[:MAX_KINDS]
-            counts = ", ".join(f"{kind} {len(same):,} times" for kind, same in kinds)
+            problem = "No utterance can be trained on"
+        elif self.lost_percent > config.max_rejected_percent:
+            problem = (
+                f"{self.lost_percent:.1f} % of the hours was refused "
+                f"(limit {config.max_rejected_percent:g} %)"
+            )
+        if problem:
+            lines = "\n".join(self.summary())
             raise DatasetError(
-                f"{self.lost_percent:.1f} % of the hours was refused, {counts} "
-                f"(limit {config.max_rejected_percent:g} %): {self._first_refused()}.\n"
-                f"All of them: {where}. Fix them, or continue without them: raise "
-                'MAX_REJECTED_PERCENT in "More settings" of the notebook, or on the command line '
-                f"--set manifest.max_rejected_percent={math.ceil(self.lost_percent)} (of make "
+                f"{problem}. {lines}\nAll of them: {where}. Fix them, or continue without them: "
+                'raise MAX_REJECTED_PERCENT in "More settings" of the notebook, or on the command '
+                f"line --set manifest.max_rejected_percent={math.ceil(self.lost_percent)} (of make "
                 "voice: ARGS='--set ...')."
             )
-
-    def _first_refused(self) -> str:
-        """Return the number of refused rows, and a line for each of the longest."""
-        worst = sorted(self.refused, key=lambda finding: -finding.seconds)
-        lines = [f"{len(worst):,} row{'s' * (len(worst) != 1)}"]
-        for row in worst[:MAX_LISTED]:
-            lines.append(f"{row.file}:{row.line} {row.id[:40]}: {row.reason}; {row.cure}")
-        if len(worst) > MAX_LISTED:
-            lines.append(f"and {len(worst) - MAX_LISTED:,} more")
-        return "\n  ".join(lines)
 
 
 def refuse(row: Utterance, kind: str, reason: str, seconds: float = 0.0) -> Finding:

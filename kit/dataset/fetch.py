@@ -16,26 +16,28 @@ from pathlib import Path
 
 from kit.audio.container import SUFFIXES, duration_s
 from kit.base.errors import DatasetError
-from kit.base.files import digest, disk_errors, make_folder, placeholder_problem
-from kit.base.formatting import describe_error, join_names
+from kit.base.files import (
+    digest,
+    disk_errors,
+    make_folder,
+    placeholder_problem,
+    write_atomic,
+)
+from kit.base.formatting import describe_error
 from kit.dataset.archive import archive_suffix, unpack
 from kit.dataset.columns import Columns, roles_of, text_conflict
 from kit.dataset.layouts import find_dataset
-from kit.dataset.manifest import write_lines
 from kit.dataset.recordings import canonical_split, has_known_split, walk
 from kit.settings import ArchiveConfig, HubConfig, ManifestConfig
 
 HUB = "hf://"
 PARQUET = ".parquet"
 # train-00001-of-00003.parquet; older files of the hub end in a hash of their own.
-NUMBERED = re.compile(
-    r"(.*?)(\d+)-of-(\d{1,6})(?:-[0-9a-f]{8,})?"
-    r"(\.(?:parquet|arrow|csv|tsv|jsonl?|zip|tgz|tar)(?:\.gz|\.bz2|\.xz)?)"
-)
+NUMBERED = re.compile(r"(.*?)\d+-of-(\d{1,6})(?:-[0-9a-f]{8,})?\.parquet")
 FILE_SPLIT = "(split)"  # of a row: what its Parquet file's name says
-TABLE = "manifest.jsonl"  # written last
-# A JSON line for each row so far, as in TABLE; and a saved position every so many rows.
-PART = "rows.part"
+TABLE = "manifest.jsonl"  # gets its name last
+PART = "rows.part"  # the lines of TABLE so far
+POSITION = "position.json"  # saved every so many rows: how far PART and the stream are
 SAVE_ROWS = 100
 NEEDS_DATASETS = "needs the package datasets: pip install datasets."
 
@@ -77,7 +79,6 @@ def fetch_dataset(
         return source  # a table, which read_dataset checks
     if not source.is_dir():
         source = unpack(source, into, archive or ArchiveConfig(), progress)
-    require_all_parts(source)
     try:
         return find_dataset(source, rules or ManifestConfig()).folder
     except OSError as error:
@@ -85,35 +86,26 @@ def fetch_dataset(
     except DatasetError:  # its message lists what is expected, and what is there
         below = (Path(folder, name) for folder, names in walk(source) for name in names)
         files = sorted(path for path in below if path.suffix == PARQUET)
-        if files:
-            return _unpack_parquet(source, files, into, hub, progress)
-        raise
+        if not files:
+            raise
+        require_all_parts(files)
+        return _unpack_parquet(source, files, into, hub, progress)
 
 
-def require_all_parts(folder: Path) -> None:
-    """Raise DatasetError where files below `folder` are numbered 1 of 3, 3 of 3, and 2 is missing.
-
-    They are counted from 0, as the hub does, or from 1 where the last number is there.
-    """
-    sets = collections.defaultdict(list)
-    for parent, names in walk(folder):
-        for match in filter(None, map(NUMBERED.fullmatch, names)):
-            prefix, number, count, suffix = match.groups()
-            sets[parent, prefix, count, suffix].append(number)
-    missing = []
-    for (parent, prefix, count, suffix), texts in sorted(sets.items()):
-        numbers = set(map(int, texts))
-        digits = min(map(len, texts))
-        first = 1 if int(count) in numbers and 0 not in numbers else 0
-        for number in sorted(set(range(first, first + int(count))) - numbers):
-            name = f"{prefix}{number:0{digits}}-of-{count}{suffix}"
-            missing.append(os.path.relpath(os.path.join(parent, name), folder))
-    if missing:
-        raise DatasetError(
-            f"{folder} is not complete. Missing: {join_names(missing, 8)}. Copy or download what "
-            "is missing (of the hub: hf download NAME --repo-type dataset). To train on a part "
-            "only, name one of the files as DATA, or rename those that are there without `-of-`."
-        )
+def require_all_parts(files: list[Path]) -> None:
+    """Raise DatasetError where some of `files` are numbered 1 of 3 and 3 of 3, and 2 is missing."""
+    counts = collections.Counter()
+    for file in files:
+        match = NUMBERED.fullmatch(file.name)
+        if match:
+            counts[file.parent / match[1], int(match[2])] += 1
+    for (name, total), count in counts.items():
+        if count < total:
+            raise DatasetError(
+                f"Of {name}*-of-{total:05}.parquet, {total - count} of {total} files are missing. "
+                "Copy or download them (of the hub: hf download NAME --repo-type dataset). To "
+                "train on a part, name one of the files as DATA, or rename them without `-of-`."
+            )
 
 
 def _unpack_parquet(
@@ -160,11 +152,13 @@ def write_rows(
         return folder
     make_folder(folder / "wavs")
     part = folder / PART
-    position, part_bytes = _last_position(part)
-    total = _row_count(rows)
+    mark = folder / POSITION
+    position = {"rows": 0, "seconds": 0.0, "bytes": 0, "stream": None}
+    if mark.is_file():
+        position = json.loads(mark.read_bytes())
     limit_s = float("inf") if config.most_hours is None else config.most_hours * 3600
     with disk_errors(part), open(part, "ab") as lines:
-        lines.truncate(part_bytes)
+        lines.truncate(position["bytes"])  # what came after the last save is written again
         for row in _rows_from(rows, position):
             if position["seconds"] >= limit_s:
                 break
@@ -173,39 +167,23 @@ def write_rows(
             position["rows"] += 1
             position["seconds"] += seconds
             if position["rows"] % SAVE_ROWS == 0:
-                position["stream"] = rows.state_dict() if hasattr(rows, "state_dict") else None
-                lines.write(json.dumps({"position": position}).encode() + b"\n")
                 lines.flush()
                 os.fsync(lines.fileno())
-            progress(position["rows"], max(position["rows"] + 1, total))  # 1 where it is unknown
+                position["bytes"] = lines.tell()
+                position["stream"] = rows.state_dict() if hasattr(rows, "state_dict") else None
+                write_atomic(mark, json.dumps(position))
+            progress(position["rows"], position["rows"] + 1)  # how many there are is unknown
+        lines.flush()
+        os.fsync(lines.fileno())
     progress(position["rows"], position["rows"])
-    with part.open(encoding="utf-8") as written:
-        table = (line for line in map(json.loads, written) if "position" not in line)
-        if not position["seconds"]:
-            reason = next(table, {"rejected": "there is none"})["rejected"]
-            raise DatasetError(f"None of {position['rows']} rows could be used: {reason}")
-        write_lines(folder / TABLE, table)
-    part.unlink()
+    if not position["seconds"]:
+        with open(part, "rb") as lines:
+            first = json.loads(next(lines, b'{"rejected": "there is none"}'))
+        raise DatasetError(f"None of {position['rows']} rows could be used: {first['rejected']}")
+    with disk_errors(folder):
+        os.replace(part, folder / TABLE)
+        mark.unlink(missing_ok=True)
     return folder
-
-
-def _row_count(rows: Iterable[dict]) -> int:
-    """Return how many rows a stream of `datasets` has, 0 if it is unknown."""
-    splits = getattr(getattr(rows, "info", None), "splits", None) or {}
-    return getattr(splits.get(str(getattr(rows, "split", ""))), "num_examples", None) or 0
-
-
-def _last_position(part: Path) -> tuple[dict, int]:
-    """Return the last position that was saved, and where its line ends."""
-    position = {"rows": 0, "seconds": 0.0, "stream": None}
-    part_bytes = 0
-    if part.is_file():
-        with part.open("rb") as lines:
-            for line in lines:
-                if line.startswith(b'{"position"') and line.endswith(b"\n"):  # a kill may cut it
-                    position = json.loads(line)["position"]
-                    part_bytes = lines.tell()
-    return position, part_bytes
 
 
 def _rows_from(rows: Iterable[dict], position: dict) -> Iterator[dict]:
@@ -222,7 +200,7 @@ def _rows_from(rows: Iterable[dict], position: dict) -> Iterator[dict]:
         raise DatasetError(
             f"The stream of rows failed: {describe_error(error)}. What was written is kept: run "
             f"again to resume. If that fails in the same way, the dataset may have changed: delete "
-            f"{PART} there to start over."
+            f"{POSITION} there to start over."
         ) from error
 
 

@@ -14,10 +14,11 @@ from pathlib import Path
 
 from kit.base.errors import DatasetError, KitError
 from kit.base.formatting import as_utf8, join_names, non_utf8_problem
-from kit.dataset.columns import UnclearTable, columns_in_order
+from kit.dataset.columns import columns_in_order
 from kit.dataset.data_report import Finding, rows_in_split
 from kit.dataset.manifest import Utterance
 from kit.dataset.recordings import (
+    BadRow,
     Place,
     Recordings,
     bad_row,
@@ -28,37 +29,24 @@ from kit.dataset.recordings import (
     split_of_table,
     walk,
 )
-from kit.dataset.tables import (
-    JSON_SUFFIXES,
-    TABLE_SUFFIXES,
-    Row,
-    Table,
-    encoding_problem,
-    iter_lines,
-    open_table,
-)
+from kit.dataset.tables import JSON_SUFFIXES, Row, Table, encoding_problem, iter_lines, open_table
 from kit.settings import ManifestConfig
 from kit.streams.stream import is_held_out, stable_hash
 from kit.text.normalize import letters, unicode_script
 
-DOCUMENTS = (".xlsx", ".xls", ".ods", ".docx", ".doc", ".odt", ".pdf", ".numbers")
-# What to do with files that are no tables, by their suffix.
-ADVICE = dict.fromkeys(DOCUMENTS, "is a document: export it as CSV UTF-8, a recording a line") | {
-    ".arrow": "was written by save_to_disk: make Parquet of it, datasets.load_from_disk(FOLDER)"
-    '.to_parquet("train.parquet")',
-    ".json": 'is read if it has an object a line: COLUMNS = "nemo" (--columns nemo); an array is '
-    "converted to JSON Lines once, with kit.streams.formats.array_to_lines(SOURCE, TARGET)",
-}
+TABLE_SUFFIXES = (".csv", ".tsv", *JSON_SUFFIXES)
+# Read as tables where `columns` says what they hold; a README or a text of a recording may be one.
+LIST_SUFFIXES = (".txt", ".list", ".psv", ".json")
 NOT_FOR_TRAINING = ("invalidated", "rejected", "reported")  # tables of what listeners refused
 MIN_HELD_OUT = 5
 UPLOADED = re.compile(r"batch-\d+")  # folders that the page for uploads makes
-MAX_TABLES = 100  # files called .txt in a folder; more are texts of single recordings
 # Scripts of thousands of letters, few of which recur: a held-out text may have one of its own.
 MANY_LETTERS = {"CJK", "HANGUL"}
 EXPECTED = (
     "metadata.csv with id|text, beside wavs/ (LJSpeech); validated.tsv or train.tsv, beside clips/ "
     "(Common Voice); a CSV, TSV or JSONL with names for its columns, such as audio and text; or "
-    "c0.txt beside c0.wav for each recording. A table without names needs COLUMNS (--columns)"
+    "c0.txt beside c0.wav for each recording. A table without names, .txt or .json needs COLUMNS "
+    "(--columns); a document or spreadsheet is exported as CSV UTF-8"
 )
 EVALUATION = "eval-data/"  # begins ids and tables of a dataset that is held out as a whole
 TEXT_COLUMNS = columns_in_order(["audio", "text"], ["audio", "text"])  # of texts beside recordings
@@ -68,7 +56,7 @@ TEXT_COLUMNS = columns_in_order(["audio", "text"], ["audio", "text"])  # of text
 class Dataset:
     """The rows of a dataset's tables, before any recording is opened."""
 
-    layout: str  # its kind and its tables
+    layout: str  # its tables and their columns
     rows: list[Utterance]
     refused: list[Finding]
 
@@ -77,19 +65,17 @@ class Dataset:
 class DatasetFiles:
     folder: Path  # that the names of its files start from
     tables: list[Table]  # none: a text beside each recording
-    unread: list[str]  # what is left out: names of tables, and a line of names
+    unread: list[str]  # names of tables that are left out
 
     def label(self, path: Path) -> str:
         """Return a file's name, with its folder where it is in another one, as UTF-8."""
         return as_utf8(path.relative_to(self.folder).as_posix())
 
     def __str__(self) -> str:
-        parts = [] if self.tables else ["texts: a .txt beside each recording"]
-        for kind in dict.fromkeys(table.kind for table in self.tables):
-            own = [table for table in self.tables if table.kind == kind]
-            parts.append(f"{kind}: {join_names([self.label(table.path) for table in own], 8)}")
-            if kind != "LJSpeech":
-                parts += dict.fromkeys(f"columns {table.columns}" for table in own)
+        parts = [] if self.tables else ["a .txt beside each recording"]
+        for columns in dict.fromkeys(str(table.columns) for table in self.tables):
+            own = [self.label(t.path) for t in self.tables if str(t.columns) == columns]
+            parts.append(f"{join_names(own, 8)} ({columns})")
         if self.unread:
             parts.append(f"not read: {join_names(self.unread, 8)}")
         return "; ".join(parts)
@@ -103,16 +89,12 @@ def read_dataset(source: Path, config: ManifestConfig) -> Dataset:
     is what, or when the recordings' folder is gone.
     """
     source = Path(source)
-    rows: list[Utterance] = []
-    refused: list[Finding] = []
     try:
         files = find_dataset(source, config)
-        read = _read_tables if files.tables else _read_texts
-        for row in read(files, config, alone=source.is_file()):
-            if isinstance(row, Finding):
-                refused.append(row)
-            else:
-                rows.append(row)
+        if files.tables:
+            results = list(_read_tables(files, config, alone=source.is_file()))
+        else:
+            results = list(_read_texts(files, config))
     except KitError as error:
         raise DatasetError(str(error)) from error
     except OSError as error:
@@ -120,10 +102,11 @@ def read_dataset(source: Path, config: ManifestConfig) -> Dataset:
             f"{error.filename or source} cannot be read: {error.strerror}. Is its disk mounted, "
             "and may this user read it?"
         ) from error
-    if not rows and not refused:
+    if not results:
         names = join_names([str(table.path) for table in files.tables])
         raise DatasetError(f"{names} has no rows below its first line: one a recording expected.")
-    rows, repeated = without_repeats(rows)
+    rows, repeated = without_repeats([row for row in results if isinstance(row, Utterance)])
+    refused = [row for row in results if isinstance(row, Finding)]
     return Dataset(layout=str(files), rows=hold_out(rows, config), refused=refused + repeated)
 
 
@@ -132,7 +115,6 @@ def _read_tables(
 ) -> Iterator[Utterance | Finding]:
     for table in files.tables:
         parent = table.path.parent
-        is_below = parent != files.folder
         bases = [Path(config.audio_root)] if config.audio_root else [parent, files.folder]
         if not bases[0].is_dir():
             raise DatasetError(
@@ -140,37 +122,30 @@ def _read_tables(
                 "Nothing was written; connect it again and run again."
             )
         usual = [base / name for base in bases for name in ("wavs", "clips", ".")]
-        roots = dict.fromkeys(folder for folder in usual if folder.is_dir())
+        roots = list(dict.fromkeys(folder for folder in usual if folder.is_dir()))
+        is_one_of_several = parent != files.folder and len(files.tables) > 1
         place = Place(
             file=files.label(table.path),
             folder=bases[-1],
+            columns=table.columns,
+            recordings=Recordings(roots),
             split="" if alone else _split_of(table.path, files),
-            prefix=f"{parent.name}/" if is_below and len(files.tables) > 1 else "",
+            prefix=f"{parent.name}/" if is_one_of_several else "",
         )
-        guessed = [root for root in roots if root not in bases]
-        recordings = Recordings(list(roots), guessed)
-        for number, row in enumerate(table.rows()):
-            result = check_row(row, table.columns, recordings, config, place)
-            is_missing = isinstance(result, Finding) and result.kind == "missing"
-            if table.by_setting and number == 0 and is_missing:
-                # Names that the kit does not know.
-                files.unread.append(f"line {row.line} of {place.file}")
-            else:
-                yield result
+        for row in table.rows():
+            yield check_row(row, place, config)
 
 
 def _split_of(table: Path, files: DatasetFiles) -> str:
     """Return the split that a table's name, or that of its folder, says; "" for none."""
-    is_one_of_several = table.stem.lower().startswith("metadata") and len(files.tables) > 1
-    if has_known_split(table.stem) or (is_one_of_several and split_of_table(table.stem)):
-        return split_of_table(table.stem)
+    split = split_of_table(table.stem)
+    if split and (has_known_split(table.stem) or len(files.tables) > 1):
+        return split
     folder = table.parent.name if table.parent != files.folder else ""
     return canonical_split(folder) if has_known_split(folder) else ""
 
 
-def _read_texts(
-    files: DatasetFiles, config: ManifestConfig, alone: bool
-) -> Iterator[Utterance | Finding]:
+def _read_texts(files: DatasetFiles, config: ManifestConfig) -> Iterator[Utterance | Finding]:
     """Read the text of each recording beside it; a recording without one becomes a finding."""
     folder = files.folder
     recordings = Recordings([folder])
@@ -179,20 +154,26 @@ def _read_texts(
         split = canonical_split(split[0]) if split and has_known_split(split[0]) else ""
         for audio in (Path(parent, name) for name in names if has_suffix(name)):
             path = audio.with_suffix(".txt")
+            name = audio.relative_to(folder).as_posix()
             if not path.is_file():
-                reason = f"no text: there is no {as_utf8(path.name)} beside it"
                 fix = "write it, or let `python -m kit transcribe` do it"
-                yield bad_row(folder.name, 1, str(audio.relative_to(folder)), reason, fix)
+                bad = BadRow(f"no text: there is no {as_utf8(path.name)} beside it", fix)
+                yield bad_row(folder.name, 1, name, bad)
                 continue
             text = " ".join("".join(iter_lines(path)).split())
             reason, fix = encoding_problem(text)
             if "|" in text or text.lower().startswith(f"{audio.stem.lower()}:"):
                 reason = "a line of a table in a text file of its own"
                 fix = "write what is said, and nothing else"
-            values = {"audio": audio.relative_to(folder).as_posix(), "text": text}
-            row = Row(line=1, values=values, problem=reason, fix=fix)
-            place = Place(file=files.label(path), folder=folder, split=split, prefix="")
-            yield check_row(row, TEXT_COLUMNS, recordings, config, place)
+            place = Place(
+                file=files.label(path),
+                folder=folder,
+                columns=TEXT_COLUMNS,
+                recordings=recordings,
+                split=split,
+            )
+            row = Row(line=1, values={"audio": name, "text": text}, problem=reason, fix=fix)
+            yield check_row(row, place, config)
 
 
 def without_repeats(rows: list[Utterance]) -> tuple[list[Utterance], list[Finding]]:
@@ -204,43 +185,42 @@ def without_repeats(rows: list[Utterance]) -> tuple[list[Utterance], list[Findin
     conflicts = set()
     for row in rows:
         first = of_audio.setdefault(row.audio, row)
-        if first is not row and letters(first.text) != letters(row.text):
+        if letters(first.text) != letters(row.text):
             conflicts.add(row.audio)
     of_id: dict[str, Utterance] = {}
     kept = []
     findings = []
     for row in rows:
+        first = of_id.setdefault(row.id, row)
         if row.audio in conflicts:
             first = of_audio[row.audio]
-            reason = f"another text for its recording is in {first.file}, line {first.line}"
-            if first is row:
-                reason = "another line gives its recording another text"
-            fix = "keep the line that is right; a part of a recording needs a file of its own"
-        elif of_id.setdefault(row.id, row) is not row:
-            first = of_id[row.id]
-            reason = f"this id is already used in {first.file}, line {first.line}"
-            fix = "give every line an id of its own, or leave the column out: - in COLUMNS"
+            bad = BadRow(
+                f"its recording has several texts, the first in {first.file}, line {first.line}",
+                "keep the line that is right; a part of a recording needs a file of its own",
+            )
+        elif first is not row:
+            bad = BadRow(
+                f"this id is already used in {first.file}, line {first.line}",
+                "give every line an id of its own, or leave the column out: - in COLUMNS",
+            )
         else:
             kept.append(row)
             continue
-        findings.append(bad_row(row.file, row.line, row.id, reason, fix))
+        findings.append(bad_row(row.file, row.line, row.id, bad))
     return kept, findings
 
 
 def with_evaluation(dataset: Dataset, evaluation: Dataset) -> Dataset:
     """Return `dataset` with all rows of `evaluation` held out."""
-    rows = []
-    for row in evaluation.rows:
-        names = {"id": EVALUATION + row.id, "file": EVALUATION + row.file}
-        rows.append(dataclasses.replace(row, **names, split="held_out"))
-    refused = []
-    for finding in evaluation.refused:
-        names = {"id": EVALUATION + finding.id, "file": EVALUATION + finding.file}
-        refused.append(dataclasses.replace(finding, **names))
+
+    def marked(each: Utterance | Finding, **over):
+        names = {"id": EVALUATION + each.id, "file": EVALUATION + each.file}
+        return dataclasses.replace(each, **names, **over)
+
     return Dataset(
         layout=f"{dataset.layout}; evaluation data: {evaluation.layout}",
-        rows=dataset.rows + rows,
-        refused=dataset.refused + refused,
+        rows=dataset.rows + [marked(row, split="held_out") for row in evaluation.rows],
+        refused=dataset.refused + [marked(finding) for finding in evaluation.refused],
     )
 
 
@@ -301,31 +281,23 @@ def require_training_rows(rows: Iterable[Utterance]) -> None:
 def find_dataset(source: Path, config: ManifestConfig) -> DatasetFiles:
     """Return the tables of a folder (or in its subfolders), or a single one.
 
-    A folder that holds only a folder is opened. Raises UnclearTable where a table does not say
-    what its columns hold, DatasetError where there is none, or in several folders.
+    A folder that holds only a folder is opened. Raises DatasetError where there is no dataset or
+    several, or a table does not say what its columns hold.
     """
-    problem = non_utf8_problem(source.absolute())
-    if problem:
-        raise DatasetError(f"{problem}.")
-    is_nemo = config.columns.strip().lower() == "nemo"
-    is_table = not has_suffix(source.name) and (is_nemo or source.suffix.lower() not in ADVICE)
-    if source.is_file() and is_table:
+    if source.is_file() and not has_suffix(source.name):
         return DatasetFiles(folder=source.parent, tables=[open_table(source, config)], unread=[])
     folder = source
     children = _visible(folder)
     while len(children) == 1 and children[0].is_dir():
         folder = children[0]
         children = _visible(folder)
-    question = None
-    try:
-        files = _tables_in(folder, children, config) or _tables_below(folder, children, config)
-        if files:
-            return files
-    except UnclearTable as error:  # asked unless there are texts beside the recordings
-        question = error
-    if source.is_dir() and _has_text_beside(source):
+    files = _tables_in(folder, children, config) or _tables_below(folder, children, config)
+    if files:
+        return files
+    found = (Path(parent, name) for parent, names in walk(source) for name in names)
+    if any(has_suffix(path.name) and path.with_suffix(".txt").is_file() for path in found):
         return DatasetFiles(folder=source, tables=[], unread=[])
-    raise question or DatasetError(_no_dataset_message(source))
+    raise DatasetError(_no_dataset_message(source))
 
 
 def _visible(folder: Path) -> list[Path]:
@@ -337,63 +309,48 @@ def _visible(folder: Path) -> list[Path]:
 
 
 def _tables_in(folder: Path, children: list[Path], config: ManifestConfig) -> DatasetFiles | None:
-    """Return the tables in a folder by their names, or else those with names for their columns."""
-    names = [path.name for path in children]
-    suffixes = (*TABLE_SUFFIXES, *JSON_SUFFIXES)
-    if config.columns.strip().lower() == "nemo":
-        suffixes = (*suffixes, ".json")
-    paths = [path for path in children if path.suffix.lower() in suffixes]
-    recordings = {Path(name).stem for name in names if has_suffix(name)}
-    is_text = {path for path in paths if path.suffix.lower() == ".txt" and path.stem in recordings}
-    paths = [path for path in paths if not path.is_dir() and path not in is_text]
-    if sum(path.suffix.lower() == ".txt" for path in paths) > MAX_TABLES:
-        paths = [path for path in paths if path.suffix.lower() != ".txt"]
-    named = _ljspeech_tables(paths) or (_common_voice_tables(paths) if "clips" in names else [])
+    """Return the tables in a folder: by their names, or else all that say what they hold."""
+    files = [path for path in children if not path.is_dir()]
+    recordings = {path.stem for path in files if has_suffix(path.name)}
+    paths = [path for path in files if path.suffix.lower() in TABLE_SUFFIXES]
+    if config.columns and not paths:
+        lists = [path for path in files if path.suffix.lower() in LIST_SUFFIXES]
+        paths = [path for path in lists if path.stem not in recordings]
+    named = _named_tables(paths)
     tables = []
     problems = []
     for path in named or [p for p in paths if p.stem.lower() not in NOT_FOR_TRAINING]:
         try:
             tables.append(open_table(path, config))
         except DatasetError as error:
-            if named or path.suffix.lower() != ".txt":
-                problems.append(error)
-    if not named:  # a README may look like a table: a .txt without names needs the user's word
-        plain = [t for t in tables if t.path.suffix.lower() == ".txt" and not t.has_header]
-        others = [table for table in tables if table not in plain]
-        tables = others or (plain if config.columns else [])
-    if problems and (named or not tables):
+            if path in named and split_of_table(path.stem) in ("", "train"):
+                raise
+            problems.append(error)
+    if problems and not tables:
         raise problems[0]
-    if any(canonical_split(table.path.stem) == "train" for table in tables) and not named:
-        # A list of all rows beside them would repeat them.
-        tables = [table for table in tables if has_known_split(table.path.stem)]
-    read = {table.path.name for table in tables}
-    unread = [path.name for path in paths if path.name not in read]
+    read = {table.path for table in tables}
+    unread = [path.name for path in paths if path not in read]
     return DatasetFiles(folder=folder, tables=tables, unread=unread) if tables else None
 
 
-def _ljspeech_tables(paths: list[Path]) -> list[Path]:
-    """Return metadata.csv, or those of splits, which it repeats: metadata_train.csv."""
-    tables = [path for path in paths if re.fullmatch(r"(?i)metadata([-_].+)?", path.stem)]
-    if any(split_of_table(table.stem) == "train" for table in tables):
-        # Splits may have any name here.
-        return [table for table in tables if split_of_table(table.stem)]
-    usual = [t for t in tables if not split_of_table(t.stem) or has_known_split(t.stem)]
-    return usual if any(not split_of_table(table.stem) for table in usual) else tables
+def _named_tables(paths: list[Path]) -> list[Path]:
+    """Return the tables of splits if one is that of training, or one that is all of a dataset.
 
-
-def _common_voice_tables(paths: list[Path]) -> list[Path]:
-    """Return the splits where there are any; validated.tsv repeats their rows."""
-    by_name = {path.name: path for path in paths}
-    names = ("train.tsv", "dev.tsv", "test.tsv") if "train.tsv" in by_name else ("validated.tsv",)
-    return [by_name[name] for name in names if name in by_name]
+    A table of all rows beside those of splits would repeat them.
+    """
+    of_splits = [path for path in paths if split_of_table(path.stem)]
+    if any(split_of_table(path.stem) == "train" for path in of_splits):
+        if (of_splits[0].parent / "clips").is_dir():  # Common Voice, whose order this is
+            of_splits.sort(key=lambda path: path.name != "train.tsv")
+        return of_splits
+    return [path for path in paths if path.stem.lower() in ("metadata", "validated")]
 
 
 def _tables_below(
     folder: Path, children: list[Path], config: ManifestConfig
 ) -> DatasetFiles | None:
     """Return the tables in subfolders: in one, in those of splits, or in those of speakers."""
-    subfolders = [path for path in children if path.is_dir()]
-    found = [_tables_in(path, _visible(path), config) for path in subfolders]
+    found = [_tables_in(path, _visible(path), config) for path in children if path.is_dir()]
     found = [files for files in found if files]
     names = [files.folder.name for files in found]
     is_known = all(map(has_known_split, names)) or all(map(UPLOADED.fullmatch, names))
@@ -407,37 +364,15 @@ def _tables_below(
     return DatasetFiles(folder=folder, tables=tables, unread=unread) if tables else None
 
 
-def _has_text_beside(folder: Path) -> bool:
-    for _, names in walk(folder):
-        stems = {Path(name).stem for name in names if has_suffix(name)}
-        if any(name.endswith(".txt") and name[:-4] in stems for name in names):
-            return True
-    return False
-
-
 def _no_dataset_message(source: Path) -> str:
-    names = []
+    names = [f"{p.name}/" if p.is_dir() else p.name for p in _visible(source)]
+    recordings = sum(has_suffix(name) for _, own in walk(source) for name in own)
     hint = ""
-    if source.is_dir():
-        names = sorted(f"{p.name}/" if p.is_dir() else p.name for p in source.iterdir())
-        recordings = sum(has_suffix(name) for _, own in walk(source) for name in own)
-        if recordings:
-            hint = (
-                f" There are {recordings:,} recordings, but no text was found for them: write "
-                "metadata.csv with a line `name|text` for each, or let Whisper write it: python -m "
-                f"kit transcribe --data {shlex.quote(str(source))} --out clips/."
-            )
-        content = join_names(names, 8) or "an empty folder"
-    elif source.is_file():
-        names = [source.name]
-        content = f"a file {source.name}"
-        hint = " Name the folder, or the table with its text."
-    else:
-        content = "no such file or folder"
-    for name in names:
-        if Path(name).suffix.lower() in ADVICE:
-            hint = f" {name} {ADVICE[Path(name).suffix.lower()]}."
-            break
-    return (
-        f"{source} is not a dataset: expected {EXPECTED}; found {as_utf8(content)}.{as_utf8(hint)}"
-    )
+    if recordings:
+        hint = (
+            f" There are {recordings:,} recordings, but no text was found for them: write "
+            "metadata.csv with a line `name|text` for each, or let Whisper write it: python -m kit "
+            f"transcribe --data {shlex.quote(str(source))} --out clips/."
+        )
+    content = join_names(names, 8) or "no folder with files"
+    return as_utf8(f"{source} is not a dataset: expected {EXPECTED}; found {content}.{hint}")

@@ -10,9 +10,6 @@ from kit.base.errors import DatasetError
 from kit.base.files import atomic_path
 from kit.base.formatting import shorten
 
-# Types of the fields that are not str.
-FIELD_TYPES = {"line": int, "seconds": int | float, "silence_s": int | float}
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Utterance:
@@ -54,9 +51,6 @@ def read_manifest(folder: Path) -> list[Utterance]:
         for number, line in enumerate(lines, 1):
             try:
                 row = Utterance(**json.loads(line))
-                for name, value in vars(row).items():
-                    if not isinstance(value, FIELD_TYPES.get(name, str)):
-                        raise TypeError(f"`{name}` is {value!r}")
                 rows.append(dataclasses.replace(row, audio=str(path.parent.absolute() / row.audio)))
             except (ValueError, TypeError, RecursionError) as error:
                 raise DatasetError(
@@ -66,28 +60,6 @@ def read_manifest(folder: Path) -> list[Utterance]:
     if not rows:
         raise DatasetError(f"{path} has no rows: run notebook 01_data_prep again.")
     return rows
-
-
-def write_fixed(kept: Iterable[Utterance], path: Path, root: Path) -> Path:
-    """Write the kept rows as a JSONL manifest for other tools, with normalised texts and splits.
-
-    Paths are relative to `root`, the dataset's folder (or a table in it); `read_dataset(path,
-    config)` reads it with `audio_root=root`. Raises DatasetError when `path` is inside `root`:
-    originals are never changed.
-    """
-    path = Path(path).absolute()
-    root = Path(root).absolute()
-    root = root.parent if root.is_file() else root
-    if path.resolve().is_relative_to(root.resolve()):
-        raise DatasetError(f"{path} is among the originals in {root}; choose another folder.")
-    keys = ("id", "text", "speaker", "split", "seconds")
-
-    def line(row: Utterance) -> dict:
-        audio = os.path.relpath(os.path.abspath(row.audio), root)
-        return {"audio": audio} | {key: getattr(row, key) for key in keys}
-
-    write_lines(path, map(line, kept))
-    return path
 
 
 def write_lines(path: Path, values: Iterable[dict]) -> None:

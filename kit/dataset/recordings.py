@@ -5,6 +5,7 @@ where there is c0.wav, `café` in composed letters where the disk has decomposed
 """
 
 import dataclasses
+import math
 import os
 import re
 import shlex
@@ -25,14 +26,16 @@ from kit.dataset.tables import Row
 from kit.settings import ManifestConfig
 from kit.text.normalize import language_code, letters, normalize, text_changes
 
-# Of recordings, in the order of preference. The last ones are rare, but readable by their content.
-KNOWN_SUFFIXES = (*SUFFIXES, ".oga", ".aiff", ".aif", ".w64", ".mp4", ".webm", ".amr")
 SHOWN = 3  # recordings in a message
 WHOLE_WITHIN_S = 0.1  # a row with times that differ by less from its recording's is no part
 # What pandas and Excel write where a cell is empty, or its formula wrong.
 NO_VALUE = frozenset({"nan", "null", "none", "n/a", "#n/a", "<na>", "#name?", "#ref!", "#value!"})
-# What no text is spoken with: {reason: sign of it}.
+# What nobody says: {what it is: sign of it}.
 NOT_SPOKEN = {
+    "a letter that was lost when it was saved in another encoding": re.compile(
+        r"\ufffd|(?<=[^\W\d_])\?(?=[a-zß-öø-ÿа-я])|[ÃÂÐÑ][\x80-\xbf]|â€"
+        r"|ã[\xa1-\xa9\xac-\xaf\xb1-\xb3\xb5\xb6\xb8\xb9\xbc-\xbf]"
+    ),
     "markup": re.compile(
         r"</?[a-zA-Z][^<>]*>|<\|[^|<>]*\|>|&(#\d+|amp|lt|gt|quot|nbsp);|\{\\[a-z]|\*\*\S|__\S"
     ),
@@ -48,128 +51,94 @@ NOT_SPOKEN = {
     "a picture": re.compile("[\u2600-\u27bf\U0001f000-\U0001faff]"),
     "an address of the web": re.compile(r"https?://\S+"),
 }
-# Letters that another program has destroyed: saved as what it cannot hold, or as UTF-8 twice.
-LOST_LETTERS = re.compile(
-    r"\ufffd|(?<=[^\W\d_])\?(?=[a-zß-öø-ÿа-я])"
-    r"|[ÃÂÐÑ][\x80-\xbf]|ã[\xa1-\xa9\xac-\xaf\xb1-\xb3\xb5\xb6\xb8\xb9\xbc-\xbf]|â€"
-)
 # Signs of IPA that hardly any spelling has; syllables and sounds with a figure for tone or stress.
 IPA = re.compile("[ɹɾʁʃʒɪʌɑɒɐɚɝɜɡˈˌː]")
 PINYIN = re.compile(r"\{?[a-zA-ZüÜ]{1,6}[0-5]\}?[.,?!]?")
-OLD_CODES = {"jp": "ja", "cn": "zh"}  # of languages, which GPT-SoVITS and others write
 
 
 class Recordings:
-    """The recordings in the folders `roots`; a path starts from the first that has it.
+    """The recordings in the folders `roots`, which paths start from."""
 
-    `guessed` are those of `roots` that neither the table nor a setting names.
-    """
-
-    def __init__(self, roots: Sequence[Path], guessed: Sequence[Path] = ()):
+    def __init__(self, roots: Sequence[Path]):
         self.roots = list(roots)
-        self.guessed = list(guessed)
         self._names = cache(_names_in)
-        self._folders = cache(_folders_in)
 
     def find(self, name: str) -> tuple[str, str]:
         """Return the path of the recording `name` and its id, the path in its root; "" for none.
 
-        A full path of another machine counts by its file's name, and the folder it is in. Raises
-        DatasetError where a folder beside a guessed root has a recording of this name, too.
+        A full path of another machine counts by its end. Raises DatasetError where two roots have
+        a recording of this name.
         """
         parts = _parts(name)
         if not parts or ".." in parts:
             return "", ""
-        ways = [(root, parts) for root in self.roots]
-        if is_absolute(name):
-            ways = [(root, parts[-count:]) for count in (2, 1) for root in self.roots]
-            inside = [root for root in self.roots if Path(name).is_relative_to(root.absolute())]
-            ways[:0] = [(root, _parts(os.path.relpath(name, root))) for root in inside]
-        for root, tail in ways:
-            path = self._find_in(root, tail)
-            if path and root in self.guessed and not is_absolute(name):
-                self._require_no_twin(path, root, tail)
-            if path:
-                stem = os.path.splitext(os.path.relpath(path, root))[0]
-                return path, _nfc(Path(stem).as_posix())
-        return "", ""
-
-    def _require_no_twin(self, path: str, root: Path, parts: list[str]) -> None:
-        """Raise DatasetError where another folder beside `root` has a recording of this name."""
-        own_name = os.path.basename(path)
-        for folder in self._folders(root.parent):
-            if folder == root:
+        for length in range(len(parts), 0, -1) if is_absolute(name) else [len(parts)]:
+            paths = {root: self._find_in(root, parts[-length:]) for root in self.roots}
+            paths = {root: path for root, path in paths.items() if path}
+            if not paths:
                 continue
-            inside = os.path.join(folder, *parts[:-1])
-            for name in filter(has_suffix, self._same_name(inside, parts[-1])):
-                twin = os.path.join(inside, name)
-                fits = name == own_name or not has_suffix(parts[-1])
-                if fits and not os.path.samefile(path, twin):
+            root, path = next(iter(paths.items()))
+            for other, twin in paths.items():
+                # A suffix says which of two formats is meant.
+                is_other = has_suffix(name) and _suffix(name) != _suffix(twin)
+                if twin != path and not is_other and not os.path.samefile(path, twin):
                     raise DatasetError(
-                        f"Two recordings fit {'/'.join(parts)!r} of the table: {path} and {twin}. "
-                        f"Name the folder that is meant, {root} or {folder}: --set "
+                        f"Two recordings fit {name!r} of the table: {path} and {twin}. Name the "
+                        f"folder that is meant, {root} or {other}: --set "
                         f"manifest.audio_root={shlex.quote(str(root))}, in a notebook "
                         f'start(RUN, settings={{"manifest": {{"audio_root": {str(root)!r}}}}}).'
                     )
+            return path, _nfc(Path(os.path.splitext(os.path.relpath(path, root))[0]).as_posix())
+        return "", ""
 
     def _find_in(self, root: Path, parts: list[str]) -> str:
-        plain = os.path.join(root, *parts)
-        for suffix in ("", *KNOWN_SUFFIXES):
-            if os.path.isfile(plain + suffix):
-                return plain + suffix
         path = str(root)
-        for part in parts:  # in another spelling
+        for part in parts[:-1]:
             same = self._same_name(path, part)
-            if len(same) != 1:
+            if len(same) != 1 and part not in same:
                 return ""
-            path = os.path.join(path, same[0])
-        return path if os.path.isfile(path) else ""
+            path = os.path.join(path, part if part in same else same[0])
+        same = self._same_name(path, parts[-1])
+        if has_suffix(parts[-1]) and parts[-1] in same:
+            same = [parts[-1]]
+        path = os.path.join(path, same[0]) if same else ""
+        stems = {_nfc(_stem(name)) for name in same}
+        return path if len(stems) == 1 and os.path.isfile(path) else ""
 
     def _same_name(self, folder: str, name: str) -> list[str]:
-        """Return what `name` means in a folder: one, unless some differ in capitals alone."""
+        """Return what `name` may mean in a folder, whose names are listed once: recordings first.
+
+        Capitals count only where names differ in nothing else.
+        """
         same = self._names(folder).get(_key(name), [])
-        spelled = [n for n in same if _nfc(_stem(n)) == _nfc(_stem(name))] or same
-        return spelled if len({_nfc(_stem(n)) for n in spelled}) > 1 else spelled[:1]
+        return [each for each in same if _nfc(_stem(each)) == _nfc(_stem(name))] or same
 
     def problem(self, name: str) -> tuple[str, str]:
         """Return (reason, fix) for a name that `find` does not find."""
         root = self.roots[0]
         inside = root.resolve().name or str(root)
         parts = _parts(name)
-        if not stays_inside(name):
+        if not (parts and stays_inside(name)):
             reason = f"the path must lead to a file inside {inside}/, got {name!r}"
             setting = f"--set manifest.audio_root={os.path.dirname(name) or '...'}"
             return reason, f"give a path below it; paths start from `audio_root` ({setting})"
-        if any(os.path.isdir(os.path.join(each, name)) for each in self.roots):
-            return f"a folder, not a recording: {inside}/{name}", ""
         reason = f"no recording {inside}/{name if has_suffix(name) else f'{name}.wav'}"
         same = self._same_name(os.path.join(root, *parts[:-1]), parts[-1])
-        if len(same) > 1:
-            return f"{reason}; {', '.join(same[:SHOWN])} differ in capitals", "name one of them"
+        if same:
+            return f"{reason}; it may be any of {', '.join(same)}", "name one of them"
         names = sorted(name for own in self._names(str(root)).values() for name in own)
         audio = list(filter(has_suffix, names)) or names
         return f"{reason}; {inside}/ holds {join_names(audio, SHOWN) or 'nothing'}", ""
 
 
 def _names_in(folder: str) -> dict[str, list[str]]:
-    """Return the names in a folder by their key, recordings in the order of KNOWN_SUFFIXES."""
-    order = {suffix: number for number, suffix in enumerate(KNOWN_SUFFIXES)}
+    """Return the names in a folder by their key, recordings in the order of SUFFIXES."""
+    order = {suffix: number for number, suffix in enumerate(SUFFIXES)}
     names = os.listdir(folder) if os.path.isdir(folder) else []
     by_key = {}
     for name in sorted(names, key=lambda name: (order.get(_suffix(name), len(order)), name)):
         by_key.setdefault(_key(name), []).append(name)
     return by_key
-
-
-def _folders_in(folder: Path) -> list[Path]:
-    """Return a folder, and those in it that are not hidden and have no table of their own."""
-    folders = [folder]
-    for path in sorted(folder.iterdir()):
-        if path.is_dir() and not path.name.startswith("."):
-            suffixes = set(map(_suffix, os.listdir(path)))
-            if not suffixes & {".csv", ".tsv", ".jsonl"}:
-                folders.append(path)
-    return folders
 
 
 def _nfc(name: str) -> str:
@@ -182,7 +151,7 @@ def _suffix(name: str) -> str:
 
 def has_suffix(name: str) -> bool:
     """Tell whether a name is one of a recording."""
-    return _suffix(name) in KNOWN_SUFFIXES
+    return _suffix(name) in SUFFIXES
 
 
 def _stem(name: str) -> str:
@@ -226,9 +195,19 @@ def walk(base: Path) -> Iterator[tuple[str, list[str]]]:
 # --- rows -----------------------------------------------------------------------------------------
 
 
-def bad_row(file: str, line: int, name: str, reason: str, fix: str = "") -> Finding:
-    """Return the finding about a line of the table `file` that cannot be read."""
-    return Finding(file=file, line=line, id=as_utf8(name), kind="row", reason=reason, cure=fix)
+class BadRow(Exception):
+    """What is wrong with a row, and the fix."""
+
+    def __init__(self, reason: str, fix: str = "", kind: str = "row"):
+        self.reason = reason
+        self.fix = fix
+        self.kind = kind
+
+
+def bad_row(file: str, line: int, name: str, bad: BadRow) -> Finding:
+    """Return the finding about a line of the table `file` that cannot be used."""
+    place = {"file": file, "line": line, "id": as_utf8(name)}
+    return Finding(**place, kind=bad.kind, reason=bad.reason, cure=bad.fix)
 
 
 def is_phonemes(text: str) -> bool:
@@ -238,65 +217,62 @@ def is_phonemes(text: str) -> bool:
     return len(set(IPA.findall(text))) > 1 or 3 * with_figures >= max(len(words), 9)
 
 
-def text_problem(text: str, phonemes: bool) -> tuple[str, str]:
-    """Return (reason, fix) for a text that cannot be what is said, else empty strings.
-
-    With `phonemes` it may be written as it sounds.
-    """
-    if text.lower() in NO_VALUE:
-        return f"the text is empty: {text!r}", "write what is said, or remove the line"
-    lost = LOST_LETTERS.search(text)
-    if lost:
-        around = text[max(0, lost.start() - 8) : lost.end() + 8]
-        fix = "save it as UTF-8 from where its letters are still right"
-        return f"a letter was lost when it was saved in another encoding: {around!r}", fix
+def require_spoken(text: str, normalised: str, phonemes: bool) -> None:
+    """Raise BadRow for a text that cannot be what is said; `phonemes` may be asked for."""
+    if text.lower() in NO_VALUE or not letters(normalised):
+        raise BadRow(f"the text is empty: {text!r}", "write what is said, or remove the line")
     for kind, sign in NOT_SPOKEN.items():
         match = sign.search(text)
         if match:
-            return f"the text has {kind}, which nobody says: {match[0]!r}", "write what is said"
+            around = text[max(0, match.start() - 8) : match.end() + 8]
+            raise BadRow(f"the text has {kind}: {around!r}", "write what is said, in UTF-8")
     if not phonemes and is_phonemes(text):
-        fix = "write words: the kit makes phonemes itself (PHONEMES, --phonemes); to train on these"
-        return "the text is phonemes or pinyin, not words", f"{fix} signs, set COLUMNS"
-    return "", ""
+        raise BadRow(
+            "the text is phonemes or pinyin, not words",
+            "write words: the kit makes phonemes itself (PHONEMES, --phonemes); to train on these "
+            "signs, set COLUMNS",
+        )
 
 
-def language_problem(value: str, config: ManifestConfig) -> tuple[str, str]:
-    """Return (reason, fix) for a row in another language than the run's, else empty strings."""
+def require_language(value: str, config: ManifestConfig) -> None:
+    """Raise BadRow for a row in another language than the run's."""
     if not value or config.other_languages:
-        return "", ""
+        return
     try:
-        code = language_code(OLD_CODES.get(value.lower(), value))
+        code = language_code(value)
     except KitError:
         code = value
-    if code.split("-")[0] == config.language.split("-")[0]:
-        return "", ""
-    reason = f"its language is {value!r}, and the run's is `{config.language}`"
-    fix = "prepare it in a run of its own (LANGUAGE, --language)"
-    return reason, f"{fix}, or train on it: --set manifest.other_languages=true"
+    if code.split("-")[0] != config.language.split("-")[0]:
+        raise BadRow(
+            f"its language is {value!r}, and the run's is `{config.language}`",
+            "prepare it in a run of its own (LANGUAGE, --language), or train on it: --set "
+            "manifest.other_languages=true",
+        )
 
 
-def part_problem(start: str, end: str, duration: str, audio: str) -> tuple[str, str]:
-    """Return (reason, fix) for a row that is a part of its recording, else empty strings.
+def require_whole(start: str, end: str, duration: str, audio: str) -> None:
+    """Raise BadRow for a row that is a part of its recording.
 
     With a start of 0 it is one unless it ends where the recording does. Without a start, a
     duration is that of the recording.
     """
-    if start == "" and end == "":
-        return "", ""
+    if start == end == "":
+        return
     try:
         begins_s = float(start or 0)
-        ends_s = float(end) if end else begins_s + float(duration) if duration else None
-        total_s = soundfile.info(audio).duration if begins_s == 0 and ends_s is not None else None
+        ends_s = float(end or duration or math.inf)
+        if begins_s == 0 and math.isinf(ends_s):
+            return
+        if begins_s == 0 and ends_s >= soundfile.info(audio).duration - WHOLE_WITHIN_S:
+            return
     except (ValueError, RuntimeError):  # no number, or a recording that soundfile cannot open
-        begins_s = ends_s = total_s = None
-    if begins_s == 0 and ends_s is None:
-        return "", ""
-    if total_s is not None and ends_s >= total_s - WHOLE_WITHIN_S:
-        return "", ""
+        pass
     until = f"end {end}" if end else f"duration {duration or 'not given'}"
-    reason = f"a part of a recording (start {start or 0}, {until}), which is not cut here"
-    fix = "write each part to a file of its own (ffmpeg -ss START -to END -i RECORDING PART.wav)"
-    return reason, f"{fix}; if the times are of another file, leave them out: - in COLUMNS"
+    raise BadRow(
+        f"a part of a recording (start {start or 0}, {until}), which is not cut here",
+        "write each part to a file of its own (ffmpeg -ss START -to END -i RECORDING PART.wav); if "
+        "the times are of another file, leave them out: - in COLUMNS",
+    )
 
 
 def clean_name(name: str) -> str:
@@ -315,50 +291,46 @@ def speaker_folder(audio: str, folder: Path) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a row is."""
+    """What the rows of a table share."""
 
-    file: str  # the label of its table
+    file: str  # the label of the table
     folder: Path  # of the dataset
-    split: str  # that its table's name says, or ""
-    prefix: str  # of its id, so that those of several folders differ
+    columns: Columns
+    recordings: Recordings
+    split: str  # that the table's name says, or ""
+    prefix: str = ""  # of ids, so that those of several folders differ
 
 
-def check_row(
-    row: Row, columns: Columns, recordings: Recordings, config: ManifestConfig, place: Place
-) -> Utterance | Finding:
+def check_row(row: Row, place: Place, config: ManifestConfig) -> Utterance | Finding:
     """Return the utterance of a row if its text, names, language and recording are valid."""
-    cells = {role: str(columns.value(row.values, role)).strip() for role in ROLES}
+    cells = {role: str(place.columns.value(row.values, role)).strip() for role in ROLES}
     path = cells["audio"] or cells["id"]
-    audio, own_id = ("", "") if row.problem else recordings.find(path)
+    audio, own_id = ("", "") if row.problem else place.recordings.find(path)
     name = cells["id"] if cells["audio"] and cells["id"] else own_id or path
     name = _nfc(place.prefix + name)
     text = normalize(cells["text"], config.language, config.respell)
     speaker = speaker_folder(audio, place.folder) if config.speakers else cells["speaker"]
     speaker = clean_name("" if speaker.lower() in NO_VALUE else speaker)
-    reason, fix = row.problem, row.fix
-    if not reason:
-        reason, fix = text_problem(cells["text"], phonemes=bool(config.columns))
-    if not reason and not letters(text):
-        reason, fix = "the text is empty", "write what is said, or remove the line"
-    if not reason:
-        reason, fix = language_problem(cells["language"], config)
-    kind = "row"
-    if not reason and not audio:
-        kind = "missing" if stays_inside(path) else "row"
-        reason, fix = recordings.problem(path)
-    if not reason:
-        reason, fix = part_problem(cells["start"], cells["end"], cells["duration"], audio)
-    if not reason and not stays_inside(name):
-        reason = f"the id must be a name, not a path out of a folder: {name!r}"
-    if not reason and config.speakers and not speaker:
-        reason = f"folders are speakers, and this recording is in none: {path}"
-        fix = "put it in a folder with the speaker's name, or leave SPEAKERS empty"
-    if not reason and non_utf8_problem(audio):
-        reason, _, fix = non_utf8_problem(audio).rpartition(": ")
-    if reason:
-        return Finding(
-            file=place.file, line=row.line, id=as_utf8(name), kind=kind, reason=reason, cure=fix
-        )
+    try:
+        if row.problem:
+            raise BadRow(row.problem, row.fix)
+        require_spoken(cells["text"], text, phonemes=bool(config.columns))
+        require_language(cells["language"], config)
+        if not audio:
+            kind = "missing" if stays_inside(path) else "row"
+            raise BadRow(*place.recordings.problem(path), kind)
+        require_whole(cells["start"], cells["end"], cells["duration"], audio)
+        if not stays_inside(name):
+            raise BadRow(f"the id must be a name, not a path out of a folder: {name!r}")
+        if config.speakers and not speaker:
+            raise BadRow(
+                f"folders are speakers, and this recording is in none: {path}",
+                "put it in a folder with the speaker's name, or leave SPEAKERS empty",
+            )
+        if non_utf8_problem(audio):
+            raise BadRow(non_utf8_problem(audio))
+    except BadRow as bad:
+        return bad_row(place.file, row.line, name, bad)
     is_changed = text_changes(cells["text"], text, config.language)
     return Utterance(
         id=as_utf8(name),
@@ -374,12 +346,9 @@ def check_row(
 
 # --- splits, by the names of tables and folders ---------------------------------------------------
 
-TRAIN = frozenset({"train", "training", "traindata", "trainset", "nodev"})
-HELD_OUT = frozenset(
-    "heldout dev devel development valid validation validate val eval evaluation devset valset "
-    "evalset".split()
-)
-TEST = frozenset({"test", "testing", "testset"})
+TRAIN = {"train", "training"}
+HELD_OUT = {"heldout", "dev", "development", "valid", "validation", "val", "eval", "evaluation"}
+TEST = {"test", "testing"}
 
 
 def _words(name: str) -> set[str]:
@@ -401,9 +370,11 @@ def canonical_split(name: str) -> str:
 def split_of_table(stem: str) -> str:
     """Return the split that a table's name says it holds: test-clean for `metadata_test-clean`.
 
-    "" for `metadata` alone, which is all of a dataset.
+    "" for `metadata` alone, which is all of a dataset, and other names without such a word.
     """
-    return canonical_split(re.sub(r"^metadata", "", stem, flags=re.I).strip("_- ."))
+    if stem.lower().startswith("metadata"):
+        return canonical_split(stem[len("metadata") :].strip("_- ."))
+    return canonical_split(stem) if has_known_split(stem) else ""
 
 
 def has_known_split(name: str) -> bool:

@@ -19,7 +19,7 @@ import soundfile
 from kit.base.config import read_yaml
 from kit.base.errors import KitError
 from kit.base.files import digest, make_folder, require_disk, write_atomic
-from kit.base.formatting import shorten
+from kit.base.formatting import describe_error
 from kit.settings import WORDS, CorpusConfig
 from kit.text.espeak import SAMPLE_RATE, Espeak, run_module
 
@@ -77,28 +77,22 @@ class Grammar:
 def load_words(language: str) -> dict:
     """Read the word list of `language`: items by slot, rows of items for `subject` and `verb`.
 
-    Raises KitError, which names file and slot, for what is not written as in en.yaml.
+    Raises KitError for what is not written as in en.yaml.
     """
     path = WORDS / f"{language}.yaml"
     words = read_yaml(path) or {}
-    slot = "order"
     try:
-        result = {"order": [(slot, float(chance)) for slot, chance in words["order"]]}
-        slots = [slot for slot, _ in result["order"] if slot not in AGREEING]
-        for slot in ("and", "phrase", *slots):
-            result[slot] = words[slot].split(", ")
-        for slot in AGREEING:
-            result[slot] = [row.split(", ") for row in words[slot]]
-        slot = "unseen"
-        result[slot] = {name: rare.split(", ") for name, rare in words[slot].items()}
-        slot = "verb"
+        order = [(slot, float(chance)) for slot, chance in words["order"]]
+        slots = ["and", "phrase", *(slot for slot, _ in order if slot not in AGREEING)]
+        result = {"order": order}
+        result |= {slot: words[slot].split(", ") for slot in slots}
+        result |= {slot: [row.split(", ") for row in words[slot]] for slot in AGREEING}
+        result["unseen"] = {name: rare.split(", ") for name, rare in words["unseen"].items()}
         if len(result["subject"]) != len(result["verb"]):
-            raise ValueError
+            raise ValueError("as many rows are needed for `verb` as for `subject`")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        got = shorten(repr(words.get(slot)), 60)
         raise KitError(
-            f"{path}, `{slot}`: expected what en.yaml beside it has there (as many rows for `verb` "
-            f"as for `subject`), got {got}."
+            f"{path} is not written as en.yaml beside it: {describe_error(error)}."
         ) from error
     return result
 

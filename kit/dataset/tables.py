@@ -16,15 +16,14 @@ from pathlib import Path
 
 from kit.audio.container import SUFFIXES
 from kit.base.errors import DatasetError
-from kit.base.files import special_file_kind
 from kit.base.formatting import shorten
 from kit.dataset.columns import (
     Columns,
     Form,
-    UnclearTable,
     columns_in_order,
     named_columns,
     parse_setting,
+    roles_of,
     shown_row,
     unclear_table,
 )
@@ -33,7 +32,6 @@ from kit.streams.formats import JsonLines
 from kit.streams.stream import UTF_16, BadRecord, require_text
 from kit.text.normalize import letters
 
-TABLE_SUFFIXES = (".csv", ".tsv", ".tab", ".psv", ".list", ".lst", ".txt")
 JSON_SUFFIXES = (".jsonl", ".ndjson")
 SEPARATORS = {"|": "|", "\t": "a tab", ";": "a semicolon", ",": "a comma"}  # and their names
 QUOTED = (";", ",")  # separators with which fields may be in double quotes
@@ -55,16 +53,14 @@ class Row:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Table:
     path: Path
-    kind: str  # "LJSpeech", "table" or "JSONL"
     columns: Columns
     separator: str = ""  # "": an object a line
     quoted: bool = False
     has_header: bool = False
-    by_setting: bool = False  # the user says what the columns hold; a header may have other names
 
     def rows(self) -> Iterator[Row]:
         if not self.separator:
-            for line, record in _json_records(self.path):
+            for line, record in JsonLines(self.path).rows():
                 yield self._json_row(line, record)
             return
         split = _quoted_rows if self.quoted else _plain_rows
@@ -92,9 +88,6 @@ class Table:
         if isinstance(record, BadRecord):
             return Row(line=line, values={}, problem=record.reason)
         audio = self.columns.value(record, "audio") or self.columns.value(record, "id")
-        if isinstance(audio, dict):  # as the package datasets writes it
-            audio = audio.get("path")
-            record = record | dict.fromkeys(self.columns.by_role["audio"], audio)
         text = self.columns.value(record, "text")
         reason = ""
         if "rejected" in record and not audio:  # by what wrote the table from Parquet files
@@ -108,8 +101,8 @@ class Table:
 def open_table(path: Path, config: ManifestConfig) -> Table:
     """Find out how a table is written, by its first line or `config.columns`.
 
-    Raises UnclearTable with three rows and the setting to write where that does not say it, and
-    DatasetError for a file that is no table.
+    Raises DatasetError for a file that is no table, and where that does not say it: with three rows
+    and the setting to write.
     """
     form = parse_setting(config.columns)
     if form.json or path.suffix.lower() in JSON_SUFFIXES:
@@ -126,49 +119,43 @@ def open_table(path: Path, config: ManifestConfig) -> Table:
         names = _split_line(head[0], separator)
         columns, reasons[separator] = named_columns(names)
         if columns:
-            return Table(
-                path=path,
-                kind="table",
-                columns=columns,
-                separator=separator,
-                quoted=separator in QUOTED,
-                has_header=True,
-            )
+            quoted = separator in QUOTED
+            how = {"separator": separator, "quoted": quoted, "has_header": True}
+            return Table(path=path, columns=columns, **how)
     likely = max(SEPARATORS, key=lambda separator: len(_split_line(head[0], separator)))
     if "|" in head[0]:  # the others are signs of a text, too
         likely = "|"
     rows = [_split_line(line, likely) for line in head]
-    root = Path(config.audio_root or path.parent)
-    in_wavs = root.name == "wavs" or (root / "wavs").is_dir()
-    is_ljspeech = in_wavs or (path.stem.lower().startswith("metadata") and _has_recordings(root))
-    if "|" in head[0] and is_ljspeech:
+    if "|" in head[0] and _is_ljspeech(path, Path(config.audio_root or path.parent)):
         return _open_ljspeech(path, rows)
     raise unclear_table(path, rows, reasons[likely])
 
 
-def _has_recordings(folder: Path) -> bool:
-    names = os.listdir(folder) if folder.is_dir() else []
-    return any(Path(name).suffix.lower() in SUFFIXES for name in names)
+def _is_ljspeech(path: Path, root: Path) -> bool:
+    """Tell whether a table is beside wavs/, or is a metadata.csv beside its recordings."""
+    if root.name == "wavs" or (root / "wavs").is_dir():
+        return True
+    names = os.listdir(root) if root.is_dir() else []
+    has_recordings = any(Path(name).suffix.lower() in SUFFIXES for name in names)
+    return path.stem.lower().startswith("metadata") and has_recordings
 
 
 def _open_by_setting(path: Path, head: list[str], form: Form, setting: str) -> Table:
     wanted = len(form.roles)
-    rows = {}
+    widest = []
     for separator in [form.separator] if form.separator else SEPARATORS:
         quoted = form.quoted or separator in QUOTED
-        rows[separator] = cells = _split_line(head[0], separator, quoted)
+        cells = _split_line(head[0], separator, quoted)
         if len(cells) >= wanted and not any(cells[wanted:]):
             return Table(
                 path=path,
-                kind="table",
                 columns=columns_in_order(form.roles, list(map(str, range(1, wanted + 1)))),
                 separator=separator,
                 quoted=quoted,
-                has_header=named_columns(cells)[0] is not None,
-                by_setting=True,
+                has_header=any(roles_of(cells)[role] for role in ("audio", "text", "id")),
             )
-    widest = max(rows.values(), key=len)
-    raise UnclearTable(
+        widest = max(widest, cells, key=len)
+    raise DatasetError(
         f"{path} has {len(widest)} columns, but columns is {setting!r}, which names {wanted}. Its "
         f"first row: {shown_row(widest)}. Name each column; - leaves one out."
     )
@@ -176,16 +163,16 @@ def _open_by_setting(path: Path, head: list[str], form: Form, setting: str) -> T
 
 def _open_ljspeech(path: Path, rows: list[list[str]]) -> Table:
     """The table of an LJSpeech folder: id|text or id|text|normalised in most rows."""
-    widths = collections.Counter(max(2, len(_without_empty_end(row))) for row in rows)
+    widths = collections.Counter(max(2, len("|".join(row).rstrip("|").split("|"))) for row in rows)
     width = widths.most_common(1)[0][0]
     if width > 3:
         raise unclear_table(path, rows, f"{width} columns without names; LJSpeech has 2 or 3")
     pairs = [row[1:] for row in rows if len(row) == 3 and row[2]]
     if width == 3 and 2 * sum(_share_words(*pair) for pair in pairs) < len(pairs):
         raise unclear_table(path, rows, "the third is not the second one normalised")
-    roles = ["id", "text", "text"][:width]
-    columns = columns_in_order(roles, ["id", "text", "normalised"][:width])
-    return Table(path=path, kind="LJSpeech", columns=columns, separator="|")
+    names = ["id", "text", "normalised"][:width]
+    columns = columns_in_order(["id", "text", "text"][:width], names)
+    return Table(path=path, columns=columns, separator="|")
 
 
 def _share_words(one: str, other: str) -> bool:
@@ -194,13 +181,8 @@ def _share_words(one: str, other: str) -> bool:
     return one == other or (fewest > 0 and 3 * len(words[0] & words[1]) >= fewest)
 
 
-def _without_empty_end(cells: list[str]) -> list[str]:
-    filled = max((i for i, cell in enumerate(cells, 1) if cell), default=0)
-    return cells[:filled]
-
-
 def _open_json(path: Path, form: Form, setting: str) -> Table:
-    sample = list(itertools.islice(_json_records(path), SAMPLE_ROWS))
+    sample = list(itertools.islice(JsonLines(path).rows(), SAMPLE_ROWS))
     records = [record for _, record in sample if not isinstance(record, BadRecord)]
     if not sample:
         raise _no_rows(path)
@@ -211,21 +193,17 @@ def _open_json(path: Path, form: Form, setting: str) -> Table:
         )
     names = list(dict.fromkeys(name for record in records for name in record))
     if form.roles and len(form.roles) != len(names):
-        raise UnclearTable(
+        raise DatasetError(
             f"{path} has {len(names)} keys ({', '.join(names)}), but columns is {setting!r}, which "
             f"names {len(form.roles)}. Name each, in this order; - leaves one out."
         )
     if form.roles:
-        return Table(path=path, kind="JSONL", columns=columns_in_order(form.roles, names))
+        return Table(path=path, columns=columns_in_order(form.roles, names))
     columns, reason = named_columns(names)
     if columns is None:
         rows = [[f"{name}: {record.get(name)}" for name in names] for record in records]
         raise unclear_table(path, rows, reason)
-    return Table(path=path, kind="JSONL", columns=columns)
-
-
-def _json_records(path: Path) -> Iterator[tuple[int, dict | BadRecord]]:
-    return JsonLines(path, on_bad_record=lambda record: None).rows()
+    return Table(path=path, columns=columns)
 
 
 def _no_rows(path: Path) -> DatasetError:
@@ -243,9 +221,6 @@ def iter_lines(path: Path) -> Iterator[str]:
 
     UTF-16 is known by its byte order mark, as Excel and Windows write it.
     """
-    kind = special_file_kind(path)
-    if kind:
-        raise DatasetError(f"{path} is {kind}, not a file: copy its content into a file.")
     with open(path, "rb") as file:
         first_bytes = file.read(32)
         require_text(path, first_bytes)

@@ -29,8 +29,8 @@ from kit.batches.word_spans import WORDS
 from kit.dataset import data_report
 from kit.dataset.alignment import align_clips_cached
 from kit.dataset.checks import check_dataset, match
-from kit.dataset.layouts import EVALUATION, hold_out, read_dataset
-from kit.dataset.manifest import Utterance, write_fixed
+from kit.dataset.layouts import hold_out, read_dataset
+from kit.dataset.manifest import Utterance
 from kit.model.sequence import collate
 from kit.notebook.plots import bars, histogram, mel_picture
 from kit.notebook.progress import Ticker
@@ -185,7 +185,7 @@ class Preparation:
         return check_result(run, self.source, self.source_line, self.folder, self.checked)
 
     def require_usable(self) -> Result:
-        """Write the table of the clips that are kept; DatasetError when too much was rejected.
+        """Name the table of the clips that are kept; DatasetError when too much was rejected.
 
         Clips that are too long do not count yet: they are cut once there is a recogniser.
         """
@@ -196,9 +196,7 @@ class Preparation:
                 f"One recording can be used, {rows[0].id} ({rows[0].file}, line {rows[0].line}), "
                 "and training needs two: one of them is held out. Add recordings."
             )
-        own = [row for row in rows if not row.id.startswith(EVALUATION)]
-        fixed = write_fixed(own, self.active_run.path("fixed.jsonl"), root=self.folder)
-        line = f"The {len(own):,} clips that are kept: {fixed}"
+        line = f"The {len(rows):,} clips that are kept: {self.active_run.path('manifest.jsonl')}"
         too_long = self.checked.too_long
         if too_long:
             minutes = sum(finding.seconds for finding in too_long) / 60

@@ -12,6 +12,7 @@ one. A file that grows is read up to the size it had when it was opened.
 import contextlib
 import dataclasses
 import hashlib
+import io
 import itertools
 import operator
 import zlib
@@ -24,10 +25,11 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from kit.base.config import MAX, require, require_within
 from kit.base.errors import DatasetError
-from kit.base.files import LFS_POINTER, special_file_kind
+from kit.base.files import LFS_POINTER
 
 SAMPLE_BYTES = 65536
 CHUNK_BYTES = 1 << 20
+TAIL_BYTES = 4096  # first read past a block: where its last line usually ends
 BOM = b"\xef\xbb\xbf"
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # byte order marks
 # First bytes of files that people take for plain text, and what to do about them.
@@ -36,13 +38,6 @@ NOT_TEXT = {
     b"PK\x03\x04": "a ZIP archive or a spreadsheet: unpack it, or export it as CSV in UTF-8",
     b"PAR1": "Parquet: export it as JSON lines",
     b"version https://git-lfs": LFS_POINTER,
-}
-RESTART = "or start again from the beginning."
-FIXES = {
-    "file": f"The file has changed: restore the old one, {RESTART}",
-    "format": f"Read the file with the settings used then, {RESTART}",
-    "role": f"Use as many ranks and workers as when it was saved, {RESTART}",
-    "numpy": f"This NumPy shuffles differently: install the version used then, {RESTART}",
 }
 
 
@@ -67,6 +62,10 @@ def require_text(path: Path, first_bytes: bytes) -> None:
             raise DatasetError(f"{path} is not text but {kind}.")
 
 
+def strip_line_end(raw: bytes) -> bytes:
+    return raw[:-1].removesuffix(b"\r") if raw.endswith(b"\n") else raw
+
+
 class ByteFile:
     """The first `size` bytes of a UTF-8 file, its size now; `begin` is where its text begins.
 
@@ -76,11 +75,9 @@ class ByteFile:
 
     def __init__(self, path: Path):
         self.path = Path(path)
-        self.size = 0
-        with self._explain_errors(), open(self.path, "rb") as file:
-            self.size = file.seek(0, 2)
-        starts = (0, self.size // 2, max(0, self.size - SAMPLE_BYTES))
+        self.size = None
         with self.opened() as read:
+            starts = (0, self.size // 2, max(0, self.size - SAMPLE_BYTES))
             samples = b"".join(read(start, SAMPLE_BYTES) for start in starts)
         self.fingerprint = f"{self.size}-{hashlib.blake2b(samples, digest_size=6).hexdigest()}"
         require_text(self.path, samples)
@@ -91,44 +88,35 @@ class ByteFile:
     @contextlib.contextmanager
     def opened(self) -> Iterator[Callable[[int, int], bytes]]:
         """Give `read(offset, count) -> bytes`; DatasetError for a missing or shorter file."""
-        with self._explain_errors(), open(self.path, "rb") as file:
-            if file.seek(0, 2) < self.size:
-                raise DatasetError(
-                    f"{self.path} became shorter while it was read: from {self.size} to "
-                    f"{file.tell()} bytes. Restore the complete file, or start again with this one."
-                )
-
-            def read(offset: int, count: int) -> bytes:
-                file.seek(offset)
-                return file.read(max(0, min(count, self.size - offset)))
-
-            yield read
-
-    @contextlib.contextmanager
-    def _explain_errors(self):
         try:
-            kind = special_file_kind(self.path)
-            if kind:
-                raise DatasetError(
-                    f"{self.path} is {kind}, not a regular file: copy its content into a file."
-                )
-            yield
+            with open(self.path, "rb") as file:
+                size = file.seek(0, 2)
+                if self.size is None:
+                    self.size = size
+                if size < self.size:
+                    raise DatasetError(
+                        f"{self.path} became shorter while it was read: from {self.size} to {size} "
+                        "bytes. Restore the complete file, or start again with this one."
+                    )
+
+                def read(offset: int, count: int) -> bytes:
+                    file.seek(offset)
+                    return file.read(max(0, min(count, self.size - offset)))
+
+                yield read
         except OSError as error:
             raise DatasetError(
                 f"{self.path} cannot be read: {error.strerror}. Check the path, and that its disk "
                 "is mounted. A saved position stays valid: restore the file and resume."
             ) from error
 
-    def chunks(self, start: int, end: int, count: int = CHUNK_BYTES) -> Iterator[bytes]:
-        """The bytes from `start` to `end`, `count` at a time."""
-        with self.opened() as read:
-            for offset in range(start, end, count):
-                yield read(offset, min(count, end - offset))
-
     def count_newlines(self, start: int, end: int) -> int:
-        if start >= end:
-            return 0
-        return sum(chunk.count(b"\n") for chunk in self.chunks(start, end))
+        count = 0
+        if start < end:
+            with self.opened() as read:
+                for offset in range(start, end, CHUNK_BYTES):
+                    count += read(offset, min(CHUNK_BYTES, end - offset)).count(b"\n")
+        return count
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -163,11 +151,6 @@ class Split:
         require(0 <= self.percent <= 100, self, "percent", "choose 0 to 100.")
 
     def __call__(self, record) -> bool:
-        if self.key is not None and self.key not in record:
-            raise DatasetError(
-                f"{self}: there is no `{self.key}` in a record of {list(record)}. Choose a column "
-                "that all records have, or none."
-            )
         value = record if self.key is None else record[self.key]
         text = value if isinstance(value, str) else repr(value)
         return is_held_out(text, self.percent) == self.held_out
@@ -200,25 +183,16 @@ def numpy_order() -> str:
     return f"{zlib.crc32(permutation(100, 1, 2, 3).astype('<i8').tobytes()):08x}"
 
 
-def filter_name(keep: Callable | None) -> str | None:
-    """What a saved position says of `keep`: a Split in full, another function by its name."""
-    if keep is None:
-        return None
-    if isinstance(keep, Split):
-        return repr(keep)
-    return getattr(keep, "__qualname__", type(keep).__name__)
-
-
 def require_same(what: str, own: dict, saved: object) -> None:
-    """Raise DatasetError with the fix unless `saved` has each entry of `own`."""
+    """Raise DatasetError unless a saved position has each entry of `own`."""
     if not isinstance(saved, dict):
         raise DatasetError(f"{what}: this is not the saved position of a stream: {saved!r}.")
     for name, value in own.items():
         if saved.get(name) != value:
-            fix = FIXES.get(name, f"Use the setting it was saved with, {RESTART}")
             raise DatasetError(
                 f"{what}: the saved position has {name} = {saved.get(name)!r}, this stream has "
-                f"{value!r}. {fix}"
+                f"{value!r}. Use the file, settings, ranks, workers and NumPy that it was saved "
+                "with, or start again from the beginning."
             )
 
 
@@ -260,19 +234,17 @@ class Stream(IterableDataset):
             self.begin_epoch(epoch)
 
 
-class FileStream(Stream):
-    """Records of one file. A format says in four methods where they begin and what they hold:
+class LineStream(Stream):
+    """Records of one file: its lines, without their ends.
 
-    - `span(read, block)`: (offset, bytes) of all records whose first byte is in `block`;
-    - `parse_all(data)`: the records of a span at once; ValueError when in doubt;
-    - `split_records(offset, data)`: then (offset, bytes) of each record of the span at `offset`;
-    - `parse(raw)`: one record; ValueError with the reason when it cannot be used.
-
-    `keep(record)` chooses records. `on_bad_record(record)` is called at least once for each that
-    cannot be used; by default it raises DatasetError.
+    A format is a subclass with `parse(raw)`, which returns the record of a line or raises
+    ValueError with what is wrong, and maybe a quicker `parse_all(data)` for many lines. `keep`
+    chooses records. `on_bad_record` is called at least once for each that cannot be used; by
+    default it raises DatasetError.
     """
 
     format = ""  # the format and its settings: a position is valid for no other
+    blank: bytes | None = None  # a line of such bytes alone is no record; None: it is one
 
     def __init__(
         self,
@@ -286,9 +258,24 @@ class FileStream(Stream):
         self.file = ByteFile(path)
         self.keep = keep
         self.on_bad_record = on_bad_record
-        self.begin = self.file.begin
-        self.end = self.file.size  # of the part of the file that holds records
+        self.begin = self.file.begin  # of the part of the file that holds records
+        self.end = self.file.size
         self.seek([0, 0, 0])
+
+    def parse(self, raw: bytes) -> object:
+        raise NotImplementedError
+
+    def parse_all(self, data: bytes) -> list:
+        """Return the records of lines. Raises ValueError if one is bad."""
+        return [self.parse(raw) for _, _, raw in self.lines(data)]
+
+    def lines(self, data: bytes) -> Iterator[tuple[int, int, bytes]]:
+        """Yield (number from 0, offset in `data`, bytes without the end) of each line."""
+        offset = 0
+        for number, line in enumerate(io.BytesIO(data)):
+            if self.blank is None or line.strip(self.blank):
+                yield number, offset, strip_line_end(line)
+            offset += len(line)
 
     @property
     def blocks(self) -> int:
@@ -306,7 +293,8 @@ class FileStream(Stream):
             "shuffle": config.shuffle,
             "seed": config.seed,
             "block": f"{config.block_bytes}x{config.group_blocks}",
-            "keep": filter_name(self.keep),
+            # Of a Split all of it, of another function its name.
+            "keep": self.keep and getattr(self.keep, "__qualname__", repr(self.keep)),
             "numpy": numpy_order(),
         }
 
@@ -372,13 +360,44 @@ class FileStream(Stream):
             spans = [self.span(read, block) for block in blocks]
         return [span for span in spans if span[1]]
 
-    def _records(self, offset: int, data: bytes, report: bool) -> list:
+    def span(self, read: Callable, block: int) -> tuple[int, bytes]:
+        """Return (offset, bytes) of all lines whose first byte is in `block`."""
+        start = self.begin + block * self.config.block_bytes
+        end = min(start + self.config.block_bytes, self.end)
+        offset = start - 1 if block else start  # a newline there begins a line in this block
+        data = read(offset, end - offset + TAIL_BYTES)
+        last = end - offset - 1
+        first = 0
+        if block:
+            first = data.find(b"\n", 0, last) + 1
+            if not first:
+                return start, b""
+        return offset + first, self.to_line_end(read, offset, data, last)[first:]
+
+    def to_line_end(self, read: Callable, offset: int, data: bytes, index: int) -> bytes:
+        """Return `data` to the end of the line that holds its byte `index`; reads on if needed."""
+        max_bytes = index + self.config.longest_record_bytes + 2
+        while (newline := data.find(b"\n", index)) < 0:
+            if len(data) >= max_bytes or offset + len(data) >= self.end:
+                return data
+            count = max(len(data), TAIL_BYTES)
+            data += read(offset + len(data), min(count, max_bytes - len(data)))
+        return data[: newline + 1]
+
+    def _parsed(self, data: bytes) -> list | None:
+        """Return the records of `data`; None if one is bad, and each is parsed alone."""
         if len(data) <= self.config.longest_record_bytes:
-            with contextlib.suppress(ValueError):  # some record is bad: each is parsed alone
+            with contextlib.suppress(ValueError):
                 return self.parse_all(data)
+        return None
+
+    def _records(self, offset: int, data: bytes, report: bool) -> list:
+        records = self._parsed(data)
+        if records is not None:
+            return records
         records = []
-        for start, raw in self.split_records(offset, data):
-            record = self._parse(start, raw)
+        for _, start, raw in self.lines(data):
+            record = self._parse(offset + start, raw)
             if not isinstance(record, BadRecord):
                 records.append(record)
             elif not self.on_bad_record:
@@ -392,7 +411,7 @@ class FileStream(Stream):
         return records
 
     def _parse(self, offset: int, raw: bytes, line: int | None = None):
-        """The record, or a BadRecord."""
+        """Return the record, or a BadRecord."""
         longest = self.config.longest_record_bytes
         try:
             if len(raw) > longest:
@@ -409,14 +428,11 @@ class FileStream(Stream):
         for group in range(self.groups):
             for offset, data in self._spans(order, group):
                 line += self.file.count_newlines(counted, offset)
-                yield from self.numbered(offset, data, line)
+                records = self._parsed(data)
+                if records is not None and len(records) == sum(1 for _ in io.BytesIO(data)):
+                    yield from enumerate(records, line)
+                else:
+                    for number, start, raw in self.lines(data):
+                        yield line + number, self._parse(offset + start, raw, line + number)
                 line += data.count(b"\n")
                 counted = offset + len(data)
-
-    def numbered(self, offset: int, data: bytes, line: int) -> Iterator[tuple[int, object]]:
-        """`rows` of one span that begins in `line`."""
-        counted = 0
-        for start, raw in self.split_records(offset, data):
-            line += data.count(b"\n", counted, start - offset)
-            counted = start - offset
-            yield line, self._parse(start, raw, line)

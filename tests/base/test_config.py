@@ -193,7 +193,7 @@ def test_checkpoints_leave_room_on_a_free_drive(name):
 
 
 INFINITE = {"ManifestConfig.pace_deviations"}  # fields whose infinity means "off"
-NEGATIVE = {"AlignConfig.hopeless", "GenerateConfig.seed", "ManifestConfig.least_snr_db"}
+NEGATIVE = {"AlignConfig.hopeless", "GenerateConfig.seed"}
 
 
 def is_taken(cls: type, field: dataclasses.Field, number: float) -> bool:

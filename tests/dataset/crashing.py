@@ -2,10 +2,10 @@
 
 import os
 
-from kit.dataset.clip_stats import measure_line
+from kit.dataset.clip_stats import measure_row
 
 
-def crash_at_80(path: str, decode_s: float) -> str:
+def crash_at_80(path: str, decode_s: float) -> dict:
     if path.endswith("080.wav"):
         os._exit(139)
-    return measure_line(path, decode_s)
+    return measure_row(path, decode_s)

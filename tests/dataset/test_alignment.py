@@ -172,12 +172,6 @@ def test_where_text_and_sound_part_is_pointed_at_and_silence_costs_nothing():
     assert score(long, "dab lime").score > -0.3
 
 
-def test_a_clip_alone_scores_as_in_any_batch(clips):
-    batches = (CONFIG, AlignConfig(batch=1))
-    together, alone = ([a.score for a in align_clips(clips[0][:20], HEAR, c)] for c in batches)
-    assert together == pytest.approx(alone, abs=0.05)
-
-
 def test_the_lowest_score_follows_the_clips_and_those_it_cannot_judge_stay_with_a_note():
     assert lowest_score(scored(*[-0.01] * 50), CONFIG) == pytest.approx(-0.41)
     unsure = scored(*np.random.default_rng(0).normal(-0.5, 0.2, 200), -9.0, -math.inf)

@@ -39,16 +39,12 @@ def changed(**over) -> ClipMeasure:
     return dataclasses.replace(SOUND, digest="own", **over)
 
 
+# Others are made of real bytes in test_manifest.py.
 ALONE = {
-    "too short": changed(seconds=0.1),
     "too long": ClipMeasure(rate_hz=8000, channels=1, subtype="PCM_16", seconds=3600),
     "silent": changed(mono_peak=0.001),  # whatever its channels had before they were mixed
-    "clipped": changed(clipped=0.02),
-    "dc offset": changed(dc=-0.2),
-    "too loud": changed(peak=2.5),
     "two channels": changed(differs=True),
     "sample rate": changed(rate_hz=2000),
-    "pace": changed(seconds=9.0),
     "unreadable": "is truncated: 5 samples are there",
 }
 
@@ -71,15 +67,6 @@ def test_a_row_with_several_faults_names_all_of_them():
     assert refusal.kind == "too long" and f"its {len(row(0).text)} characters" in refusal.reason
     _, (refusal,), _ = judged([row(0, "ሰላም " * 3000)], {0: hour})
     assert refusal.kind == "too long" and "characters" not in refusal.reason
-
-
-def test_noise_is_judged_only_when_asked():
-    noisy = {0: changed(snr_db=8.0)}
-    assert len(judged(many(1), noisy)[0]) == 1
-    strict = ManifestConfig(least_snr_db=15)
-    _, (refusal,), _ = judged(many(1), noisy, strict)
-    assert refusal.kind == "noisy" and "8 dB" in refusal.reason
-    assert len(judged(many(1), {0: changed(snr_db=None)}, strict)[0]) == 1
 
 
 def test_a_pace_far_from_everyone_elses_is_refused():
@@ -126,13 +113,11 @@ def test_letters_of_another_script_are_named():
     assert script("ሰ") == "ETHIOPIC" and script("ʼ") == script("5") == script("፣") == ""
 
 
-def test_repeated_texts_are_reported_once_and_refused_only_beyond_a_limit():
+def test_repeated_texts_are_reported_once():
     rows = [*many(5), row(5, speaker="other"), row(6, "ሌላ ነገር ነው")]
     kept, refused, (warning,) = judged(rows)
     assert len(kept) == 7 and not refused
     assert (warning.id, warning.kind) == ("c0", "repeated text") and "5 times" in warning.reason
-    _, refused, _ = judged(rows, config=ManifestConfig(most_repeats=3))
-    assert [(f.id, f.kind) for f in refused] == [("c3", "repeated text"), ("c4", "repeated text")]
 
 
 def test_warnings_keep_the_row():
@@ -148,15 +133,6 @@ def test_warnings_keep_the_row():
     assert kept[0].silence_s == pytest.approx(1.5 - KEPT_SILENCE_S)
     assert kept[0].speech_s == pytest.approx(kept[0].seconds - kept[0].silence_s)
     assert not kept[1].silence_s
-
-
-def test_rare_letters_and_floats_somewhat_beyond_full_scale_are_kept_with_a_word():
-    result = [w for w in judged([*many(999), row(999, "ሰላም ጷ")])[2] if w.kind == "rare letter"]
-    assert [w.id for w in result] == ["c999"] and result[0].reason.endswith("ጷ")
-    kept, refused, (warning,) = judged(many(1), {0: changed(peak=1.5)})
-    assert len(kept) == 1 and not refused and warning.kind == "too loud"
-    assert "1.5 times full scale: it is read scaled" in warning.reason
-    assert not judged(many(1), {0: changed(peak=1.05)})[2]  # as MP3 and Vorbis overshoot
 
 
 def test_silence_around_the_speech_is_no_slow_pace_and_silence_within_is_a_warning():

@@ -155,7 +155,7 @@ def test_a_killed_check_resumes_where_it_was(clips, tmp_path, read):
 
 
 def test_a_decoder_that_crashes_ends_it_with_the_files_that_were_read(clips, tmp_path, monkeypatch):
-    monkeypatch.setattr(measures, "measure_line", crash_at_80)
+    monkeypatch.setattr(measures, "measure_row", crash_at_80)
     with pytest.raises(DatasetError) as caught:
         measure_clips(clips[:90], tmp_path / "c.jsonl", processes=2)
     named = re.findall(r"\d+\.wav", str(caught.value))

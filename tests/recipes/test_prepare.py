@@ -1,7 +1,6 @@
 """From recordings to batches by the recipe: what it draws, records and leaves; twice is once."""
 
 import dataclasses
-import json
 from pathlib import Path
 from shutil import make_archive
 from types import SimpleNamespace
@@ -17,6 +16,7 @@ from kit.base.config import build, merge
 from kit.base.errors import DatasetError, KitError
 from kit.base.files import encode_wav
 from kit.batches.code_cache import CodeCache, fixed_lengths
+from kit.dataset.manifest import read_manifest
 from kit.notebook.result import Result
 from kit.recipes.commands import options_of
 from kit.recipes.evaluate import Evaluation
@@ -45,7 +45,7 @@ RECORDED = {
     "recognizer": "loss held_out steps seconds ended",
 }
 LEFT = (
-    "manifest.jsonl ledger.jsonl warnings.jsonl fixed.jsonl tokenizer.model codec.safetensors "
+    "manifest.jsonl ledger.jsonl warnings.jsonl tokenizer.model codec.safetensors "
     "recognizer.safetensors report.json report.html"
 )
 
@@ -218,12 +218,11 @@ def test_rejected_rows_are_shown_with_their_fix_before_anything_ends(tmp_path):
         preparation.require_usable()
     spared = Preparation(start("refused"), str(folder), max_rejected_percent=100.0)
     assert "2 clips" in str(taken(spared, "check", "require_usable")["require_usable"])
-    rows = (spared.active_run.folder / "fixed.jsonl").read_text(encoding="utf-8").splitlines()
-    assert [json.loads(row)["id"] for row in rows] == ["a", "c"]
+    assert [row.id for row in read_manifest(spared.active_run.folder)] == ["a", "c"]
     clips = {"a": speech(30.0), "b": speech(40.0)}
     folder = dataset(tmp_path / "data", "a|ሰላም ለሁሉም\nb|ዛሬ ጥሩ ቀን ነው\n", clips)
     prep = Preparation(start("all_long"), str(folder), max_rejected_percent=100.0)
-    with pytest.raises(DatasetError, match=r"No utterance can be trained on(.|\n)*40\.0 s, longer"):
+    with pytest.raises(DatasetError, match=r"No utterance can be trained on(.|\n)*30\.0 s, longer"):
         taken(prep, "check", "require_usable")
 
 
@@ -242,8 +241,6 @@ def test_evaluation_data_of_its_own_is_held_out_and_never_trained(tmp_path):
     held_out = dict.fromkeys(("eval-data/c0", "eval-data/c1"), "held_out")
     assert splits == dict.fromkeys(clips, "train") | held_out
     preparation.require_usable()
-    fixed = preparation.active_run.path("fixed.jsonl").read_text(encoding="utf-8")
-    assert len(fixed.splitlines()) == len(texts)
     again = Preparation(start("eval"))
     assert again.source.eval_data == str(other) and "evaluated on" in again.source_line
     assert again.active_run.report()["data"]["source"]["eval_data"] == str(other)

@@ -10,14 +10,7 @@ import re
 import pytest
 
 from kit.base.errors import DatasetError
-from kit.streams.formats import (
-    JsonLines,
-    Table,
-    TextLines,
-    array_to_lines,
-    open_source,
-    rows,
-)
+from kit.streams.formats import JsonLines, Table, TextLines, array_to_lines, open_source, rows
 from kit.streams.stream import BadRecord, Split, StreamConfig
 
 ODD = "ሀ ለ\u2028\x85\x0b\x0c\x1c[]{}:\\'" + '"",\t|\n\r\x7f😀é'
@@ -38,7 +31,7 @@ def words(rng: random.Random, without: str = "\n") -> str:
 
 
 def everything(source) -> list:
-    """Its records in file order, also found shuffled, in shares, and by rows()."""
+    """Its records in file order, also found in shares, and by rows()."""
     records = list(source)
     again = []
     config = source.config
@@ -51,38 +44,54 @@ def everything(source) -> list:
     return records
 
 
+ENDS = [(b"", []), (b"\n", [""]), (b"\n\n", ["", ""]), (b"a", ["a"]), (b"\xef\xbb\xbf", [])]
+ENDS += [(b"\xef\xbb\xbfa\nb", ["a", "b"]), (b"a\r\n\r\nb\r\n", ["a", "", "b"])]
+ENDS += [(b"x" * 300 + b"\ny", ["x" * 300, "y"])]
+
+
 @pytest.mark.parametrize("block_bytes", [1, 7, 65536])
 def test_lines_end_at_newlines_and_nowhere_else(tmp_path, block_bytes):
     rng = random.Random(0)
     lines = [words(rng, "\n\r") for _ in range(20 if block_bytes < 7 else 60)]
     lines += ["a\rb", "", "\u2028", "ሰላም"]
-    for end in ("\n", "\r\n"):
-        for last in ("", end):
-            path = write(tmp_path, "a.txt", end.join(lines) + last)
-            assert everything(TextLines(path, small(block_bytes))) == lines
+    files = [
+        (end.join(lines).encode() + last.encode(), lines)
+        for end in ("\n", "\r\n")
+        for last in ("", end)
+    ]
+    for data, wanted in files + ENDS:
+        assert everything(TextLines(write(tmp_path, "a.txt", data), small(block_bytes))) == wanted
 
 
-BAD = {  # the good lines of a file, and a bad one that comes before the last
-    "a.txt": ("one\ntwo\nfour\n", [b"caf\xe9", b"a\0b", "ሰላም".encode()[:-1]]),
+# name: (good lines of a file, bad ones that come before the last, and words of their reasons)
+BAD = {
+    "a.txt": (
+        "one\ntwo\nfour\n",
+        {b"caf\xe9": "not valid UTF-8: 0xe9 at its byte 3", b"a\0b": "NUL", b"\xe1\x88": "UTF-8"},
+    ),
     "a.jsonl": (
         '{"n": 1}\n{"n":2}\n{"n": 4}\n',
-        [b'{"a": 1, "b', b"[1, 2]", b'{"a": 1}, {"a": 2}', b'{"a": "\xff"}', b'{"a": NaN}'],
+        {b'{"a": 1, "b': "JSON", b"[1, 2]": "got list", b'{"a": 1}, {}': "JSON", b"NaN": "JSON"},
     ),
-    "a.csv": ("a,b\n1,2\n8,9\n", [b"3,4,5", b'1,x"y"z', b'1,"x"y', b"1,x\ry", b"1,x\0y"]),
+    "a.csv": (
+        "a,b\n1,2\n8,9\n",
+        {
+            b"3,4,5": "got 3",
+            b"3": "got 1",
+            b'1,"x"y': "expected after",
+            b'1,"x': "a row is one line",
+            b'x,5" wide': "never closed",
+            b"1,x\ry": "new-line",
+            b"1,x\0y": "NUL",
+        },
+    ),
 }
-REASONS = {
-    b"caf\xe9": "not valid UTF-8: 0xe9 at its byte 3",
-    b"3,4,5": "got 3",
-    b'1,x"y"z': "quoting=False",
-    b'1,"x"y': "quoting=False",
-    b"1,x\ry": "carriage return",
-}
-BAD_ROWS = [(name, good, raw) for name, (good, lines) in BAD.items() for raw in lines]
+BAD_ROWS = [(name, good, *bad) for name, (good, lines) in BAD.items() for bad in lines.items()]
 
 
 @pytest.mark.parametrize("block_bytes", [4, 65536])
-@pytest.mark.parametrize(("name", "good", "raw"), BAD_ROWS, ids=ascii)
-def test_a_bad_line_is_reported_with_its_place(tmp_path, name, good, raw, block_bytes):
+@pytest.mark.parametrize(("name", "good", "raw", "reason"), BAD_ROWS, ids=ascii)
+def test_a_bad_line_is_reported_with_its_place(tmp_path, name, good, raw, reason, block_bytes):
     first, second, last = good.encode().splitlines(keepends=True)
     path = write(tmp_path, name, first + second + raw + b"\n" + last)
     offset = len(first + second)
@@ -94,17 +103,17 @@ def test_a_bad_line_is_reported_with_its_place(tmp_path, name, good, raw, block_
     assert records == list(open_source(write(tmp_path, f"good-{name}", good)))
     (record,) = bad
     assert (record.file, record.offset) == (str(path), offset)
-    assert re.search(REASONS.get(raw, "JSON|UTF-8|NUL|expected"), record.reason)
+    assert re.search(reason, record.reason)
     numbered = list(rows(path))
     assert [line for line, _ in numbered][-3:] == [2, 3, 4]
     assert isinstance(numbered[-2][1], BadRecord)
 
 
-def test_a_long_row_does_not_make_up_for_a_short_one(tmp_path):
+def test_a_field_of_two_lines_is_never_half_read(tmp_path):
+    path = write(tmp_path, "a.csv", 'a,b\n1,2\n3,"x\ny, z"\n4,5\n')
     bad = []
-    path = write(tmp_path, "a.csv", "a,b\n1\n2,3,4\n8,9\n")
-    assert list(Table(path, on_bad_record=bad.append)) == [{"a": "8", "b": "9"}]
-    assert ["got 1" in bad[0].reason, "got 3" in bad[1].reason] == [True] * 2
+    records = list(Table(path, on_bad_record=bad.append))
+    assert [record["a"] for record in records] == ["1", "4"] and len(bad) == 2
 
 
 def test_bad_records_are_reported_once_also_after_resuming(tmp_path):
@@ -128,10 +137,11 @@ def test_a_line_without_end_does_not_fill_the_memory(tmp_path):
     source = TextLines(path, small(64, longest_record_bytes=1000), on_bad_record=bad.append)
     assert list(source) == ["ok", "last"]
     assert len(bad) == 1 and "longer than longest_record_bytes (1000)" in bad[0].reason
+    assert [line for line, _ in source.rows()] == [1, 2, 3]
 
 
 UNUSABLE = [(TextLines, "ሰ".encode("utf-16"), "UTF-16"), (TextLines, b"\x1f\x8b\x08", "gzip")]
-UNUSABLE += [(Table, head, "header") for head in ("", "a,a\n", "a,,c\n", "\n")]
+UNUSABLE += [(Table, head, "header") for head in ("", "a,a\n", "a,,c\n", "\n", '"a\n')]
 
 
 @pytest.mark.parametrize("kind, data, reason", UNUSABLE, ids=ascii)
@@ -144,9 +154,9 @@ def test_a_file_that_cannot_be_used_is_reported_at_once(tmp_path, kind, data, re
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_quoted_tables_are_what_the_csv_module_writes(tmp_path, block_bytes, end):
     rng = random.Random(block_bytes)
-    without = "\r" if end == "\n" else ""  # which csv.writer leaves unquoted and cannot read back
-    word = lambda: words(rng, without)  # noqa: E731
-    table = [{"id": f"{i:03d}", "text": word(), "x y": word()} for i in range(60)]
+    table = [
+        {"id": f"{i:03d}", "text": words(rng, "\n\r"), "x y": words(rng, "\n\r")} for i in range(60)
+    ]
     file = io.StringIO(newline="")
     writer = csv.DictWriter(file, ["id", "text", "x y"], lineterminator=end)
     writer.writeheader()
@@ -158,18 +168,13 @@ def test_quoted_tables_are_what_the_csv_module_writes(tmp_path, block_bytes, end
 
 
 @pytest.mark.parametrize("block_bytes", [1, 9, 65536])
-def test_unquoted_tables_take_quotes_for_letters(tmp_path, block_bytes):
+def test_with_tabs_and_bars_quotes_are_letters_and_values_stay_text(tmp_path, block_bytes):
     data = 'a|he said "no|x\nb|5" wide|y\nc|"|z'
     path = write(tmp_path, "metadata.csv", data)
-    names = ["id", "text", "norm"]
-    table = Table(path, small(block_bytes), columns=names, delimiter="|", quoting=False)
+    table = Table(path, small(block_bytes), columns=["id", "text", "norm"], delimiter="|")
     assert [list(r.values()) for r in everything(table)] == [r.split("|") for r in data.split("\n")]
-
-
-def test_a_quote_that_is_never_closed_is_reported_before_reading(tmp_path):
-    path = write(tmp_path, "a.csv", 'a,b\n1,2\n3,"x\n4,5\n')
-    with pytest.raises(DatasetError, match=r"a\.csv.*never closed.*quoting=False"):
-        Table(path)
+    path = write(tmp_path, "train.tsv", 'path\tsentence\tup_votes\nx.mp3\t"ሰላም" አለ\t001\n')
+    assert list(open_source(path)) == [{"path": "x.mp3", "sentence": '"ሰላም" አለ', "up_votes": "001"}]
 
 
 def test_a_bom_is_no_part_of_the_first_column_which_may_be_the_only_one(tmp_path):
@@ -177,6 +182,7 @@ def test_a_bom_is_no_part_of_the_first_column_which_may_be_the_only_one(tmp_path
     assert list(Table(path)) == [{"id": "1", "text": "x"}]
     path = write(tmp_path, "a.csv", 'text\none\n\n""\ntwo\n')
     assert everything(Table(path)) == [{"text": "one"}, {"text": ""}, {"text": "two"}]
+    assert [line for line, _ in Table(path).rows()] == [2, 4, 5]
 
 
 def some_objects(count: int) -> list[dict]:
@@ -204,7 +210,7 @@ def test_a_json_array_is_converted_once(tmp_path, indent):
     array_to_lines(path, tmp_path / "a.jsonl")
     assert list(open_source(tmp_path / "a.jsonl")) == objects
     for text in ("", '{"a": 1}', '[{"a": 1}] [', '[{"a": 1}', "[1]"):
-        with pytest.raises(DatasetError, match=r"b\.json is not a JSON array"):
+        with pytest.raises(DatasetError, match=r"b\.json is not "):
             array_to_lines(write(tmp_path, "b.json", text), tmp_path / "b.jsonl")
     assert not (tmp_path / "b.jsonl").exists()
 
@@ -215,8 +221,6 @@ def test_a_split_goes_by_a_column(tmp_path):
     train, held = (list(Table(path, small(64), keep=k)) for k in (keep, hold))
     assert 60 < len(held) < 140 and len(train) + len(held) == 500
     assert all(hold(record) and not keep(record) for record in held)
-    with pytest.raises(DatasetError, match=r"`name`.*\['id', 'text'\]"):
-        list(Table(path, keep=Split(20, key="name")))
 
 
 def test_the_suffix_decides(tmp_path):
@@ -227,36 +231,3 @@ def test_the_suffix_decides(tmp_path):
     assert type(open_source(write(tmp_path, "a.psv", "a|b\n"), delimiter="|")) is Table
     with pytest.raises(DatasetError, match=r"`\.xlsx`.*Known: \.txt"):
         open_source(write(tmp_path, "a.xlsx", ""))
-
-
-ENDS = [(b"", []), (b"\n", [""]), (b"\n\n", ["", ""]), (b"a", ["a"]), (b"\xef\xbb\xbf", [])]
-ENDS += [(b"\xef\xbb\xbfa\nb", ["a", "b"]), (b"a\r\n\r\nb\r\n", ["a", "", "b"])]
-
-
-@pytest.mark.parametrize("data, lines", [*ENDS, (b"x" * 300 + b"\ny", ["x" * 300, "y"])])
-def test_ends_of_files(tmp_path, data, lines):
-    path = write(tmp_path, "a.txt", data)
-    for block_bytes in (1, 3, 65536):
-        assert everything(TextLines(path, small(block_bytes))) == lines
-
-
-@pytest.mark.parametrize("block_bytes", [5, 64, 65536])
-@pytest.mark.parametrize("odd", ["", '"x\ny",1\n', "\n", "1\n"])
-def test_every_row_has_its_line_number(tmp_path, block_bytes, odd):
-    """Where each line is a row, and where `odd` is not."""
-    table = ["a,b\n"] + [f"{i},ሰላም\n" for i in range(50)]
-    table[20] += odd
-    path = write(tmp_path, "a.csv", "".join(table))
-    some_rows = [{"a": str(i), "b": "ሰላም"} for i in range(50)]
-    numbered = Table(path, small(block_bytes), on_bad_record=print).rows()
-    late = odd.count("\n")
-    expected = [*range(2, 22), *range(22 + late, 52 + late)]
-    assert [line for line, row in numbered if row in some_rows] == expected
-
-
-def test_values_of_a_table_stay_text_and_quotes_that_are_letters_stay(tmp_path):
-    head = "client_id\tpath\tsentence\tup_votes\n"
-    path = write(tmp_path, "train.tsv", head + 'ab\tx.mp3\t"ሰላም" አለ\t2\ncd\ty.mp3\tNA\t001\n')
-    first, second = open_source(path, quoting=False)
-    assert first["sentence"] == '"ሰላም" አለ'
-    assert (second["sentence"], second["up_votes"]) == ("NA", "001")
