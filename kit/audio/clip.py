@@ -8,10 +8,8 @@ Shapes: L samples, C channels, F frames of 20 ms.
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import math
-import warnings
 from collections.abc import Iterator
 from fractions import Fraction
 from types import ModuleType
@@ -19,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kit.base.errors import DatasetError, KitError, Note
+from kit.base.errors import DatasetError, KitError
 from kit.base.formatting import shorten
 
 if TYPE_CHECKING:
@@ -172,12 +170,7 @@ def measure_clip(path: str, decode_s: float = 60.0) -> ClipMeasure:
     peak = max(float(wave.max()), -float(wave.min()))
     level = _FULL_SCALE.get(header["subtype"], 0.999) / scale
     clipped = ((wave >= level) | (wave <= -level)).mean() if peak >= level else 0.0
-    channel = cancelling_channel(wave)
-    if wave.shape[1] == 1 or channel is not None:
-        mono = wave[:, channel or 0].astype(np.float32)
-    else:
-        mono = wave.mean(1, dtype=np.float32)
-    mono *= np.float32(scale)
+    mono = to_mono(wave).astype(np.float32) * np.float32(scale)
     digest = hashlib.sha256(f"{header['rate_hz']} {wave.shape[1]} {wave.dtype}".encode())
     digest.update(np.ascontiguousarray(wave).data)
     energy = float(mono @ mono) / len(mono)
@@ -186,7 +179,7 @@ def measure_clip(path: str, decode_s: float = 60.0) -> ClipMeasure:
         **header,
         peak=round(peak * scale, 6),
         mono_peak=round(max(float(mono.max()) - dc, dc - float(mono.min())), 6),
-        cancels=channel is not None,
+        cancels=cancelling_channel(wave) is not None,
         differs=channels_differ(wave, header["rate_hz"]),
         clipped=round(float(clipped), 6),
         dc=round(dc, 6),
@@ -222,30 +215,17 @@ def _read_samples(file: "SoundFile", seconds: float, path: str, dtype: str) -> n
         raise DatasetError(f"{path} is damaged: {error.error_string}") from error
     if len(wave) < file.frames:
         raise DatasetError(f"{path} is damaged: {len(wave):,} of {file.frames:,} samples were read")
-    if dtype == "float32":
-        peak = max(float(wave.max()), -float(wave.min()))
-        if not math.isfinite(peak):
-            raise DatasetError(f"{path} has samples that are not finite numbers")
-        if peak > MAX_SAMPLE:
-            raise DatasetError(f"{path} has samples of {peak:.3g} times full scale")
+    peak = max(float(wave.max()), -float(wave.min()))
+    if not peak <= MAX_SAMPLE:  # nor is it for one that is no number
+        raise DatasetError(f"{path} has samples of {peak:.3g} times full scale")
     return wave
 
 
-@functools.cache
 def resampling_ratio(rate_hz: int, new_rate_hz: int) -> tuple[int, int]:
-    """Return (a, b), a : b within 0.07 % of rate_hz : new_rate_hz; warns once if not exact."""
+    """Return (a, b), a : b within 0.07 % of rate_hz : new_rate_hz, which nobody hears."""
     exact = Fraction(rate_hz, new_rate_hz)
-    if exact.numerator * exact.denominator <= MAX_FILTER_TAPS:
-        return exact.as_integer_ratio()
-    near = exact.limit_denominator(max(1, math.isqrt(int(MAX_FILTER_TAPS / exact))))
-    error = abs(float(near / exact) - 1)
-    warnings.warn(
-        f"Recordings at {rate_hz:,} Hz, an unusual rate, are resampled to {new_rate_hz:,} Hz by "
-        f"{near.numerator} : {near.denominator}, an inaudible error of {error:.1g}.",
-        category=Note,
-        stacklevel=2,
-    )
-    return near.as_integer_ratio()
+    max_denominator = max(1, math.isqrt(int(MAX_FILTER_TAPS / exact)))
+    return exact.limit_denominator(max_denominator).as_integer_ratio()
 
 
 def _frame_figures(mono: np.ndarray, rate_hz: int) -> dict:

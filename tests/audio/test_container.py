@@ -41,7 +41,7 @@ def test_a_wav_from_a_pipe_is_read_to_the_end_of_the_file(tmp_path, size):
     with open_audio(path) as (sound, length):
         assert length == (RATE, RATE, "")
         sound.seek(20_000)
-        assert np.array_equal(sound.read(dtype="int16"), SECOND[20_000:])
+        assert np.array_equal(sound.read(dtype="float32"), FLOATS[20_000:])
 
 
 @pytest.mark.parametrize("subtype", ["PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE"])
@@ -140,14 +140,8 @@ UNREADABLE = {
         lambda: with_data_bytes(60_000, encoded(SECOND)),
         ["22,050 of 30,000"],
     ),
-    "two rates": (
-        lambda: mp3(speech()) + mp3(speech(1, rate=44_100), 44_100),
-        ["22,050 Hz", "44,100 Hz"],
-    ),
-    "mono and stereo": (
-        lambda: mp3(speech()) + mp3(np.stack(2 * [speech()], axis=1)),
-        ["1 channels", "in 2"],
-    ),
+    "two rates": (lambda: mp3(speech()) + mp3(speech(1, rate=44_100), 44_100), ["joined"]),
+    "mono and stereo": (lambda: mp3(speech()) + mp3(np.stack(2 * [speech()], axis=1)), ["joined"]),
     # FFmpeg would open what a playlist names.
     "a playlist": (lambda: b"#EXTM3U\nfile:///etc/passwd\n", ["cannot be read as audio"]),
 }
@@ -195,10 +189,9 @@ def test_many_samples_are_decoded_into_a_file(tmp_path, monkeypatch):
 
 def test_what_follows_the_last_frame_of_an_mp3_is_no_sound_and_its_suffix_decides_nothing(tmp_path):
     frames = mp3(speech())
-    alone = read_clip(written(tmp_path, frames, "a.mp3"))[0]
-    for rest in (b"LYRICSBEGIN" * 300, bytes(3000), b"TAG" + bytes(125)):
-        wave = read_clip(written(tmp_path, frames + rest, "b.mp3"))[0]
+    alone = read_clip(written(tmp_path, frames, "a.wav"))[0]
+    assert len(alone) == RATE
+    for rest in (b"LYRICSBEGIN" * 300, b"TAG" + bytes(125)):
+        wave = read_clip(written(tmp_path, frames + rest, "b"))[0]
         assert np.array_equal(wave[: len(alone)], alone)
         assert len(wave) < 1.05 * len(alone), "but for what the encoder added"
-    for name in ("a.wav", "A.Mp3", "a"):
-        assert measure_clip(written(tmp_path, frames, name)).seconds == 1
