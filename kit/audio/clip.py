@@ -6,11 +6,9 @@ them.
 Shapes: L samples, C channels, F frames of 20 ms.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import math
-from collections.abc import Iterator
 from fractions import Fraction
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -111,7 +109,9 @@ def import_torchaudio() -> ModuleType:
 
 def read_clip(path: str) -> tuple[np.ndarray, int]:
     """Return mono samples (L,), scaled down to [-1, 1] if beyond, and the rate; DatasetError."""
-    with _open_checked(path, MAX_CLIP_S) as (file, seconds):
+    from kit.audio.container import open_audio
+
+    with open_audio(path, MAX_CLIP_S) as (file, seconds):
         wave = _read_samples(file, seconds, path, "float32")
         rate_hz = file.samplerate
     peak = max(float(np.abs(wave).max()), 1.0)
@@ -155,7 +155,9 @@ def measure_clip(path: str, decode_s: float = 60.0) -> ClipMeasure:
 
     Raises DatasetError as `read_clip` does; its cause is an OSError if it could not be opened.
     """
-    with _open_checked(path, min(decode_s, MAX_CLIP_S)) as (file, seconds):
+    from kit.audio.container import open_audio
+
+    with open_audio(path, min(decode_s, MAX_CLIP_S)) as (file, seconds):
         header = {
             "rate_hz": file.samplerate,
             "channels": file.channels,
@@ -187,17 +189,6 @@ def measure_clip(path: str, decode_s: float = 60.0) -> ClipMeasure:
         **_frame_figures(mono, header["rate_hz"]),
         digest=digest.hexdigest()[:16],
     )
-
-
-@contextlib.contextmanager
-def _open_checked(path: str, max_s: float) -> Iterator[tuple["SoundFile", float]]:
-    """Open a recording of which nothing is missing; yield its seconds, too."""
-    from kit.audio.container import open_audio
-
-    with open_audio(path, max_s) as (file, length):
-        if length.problem:
-            raise DatasetError(f"{path} is {length.problem}")
-        yield file, length.expected / file.samplerate
 
 
 def _read_samples(file: "SoundFile", seconds: float, path: str, dtype: str) -> np.ndarray:

@@ -12,7 +12,7 @@ import tempfile
 import wave
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import soundfile
 
@@ -36,23 +36,13 @@ PIPE_BYTES = 0x7F000000
 IN_MEMORY_BYTES = 2**24  # of decoded samples; more are written to a temporary file
 
 
-class AudioLength(NamedTuple):
-    """Length of a file in frames (one sample per channel each)."""
-
-    frames: int  # that can be read
-    expected: int  # by the header; `frames` where it does not say
-    problem: str = ""  # what is missing at the end, as a phrase
-
-
 @contextlib.contextmanager
-def open_audio(
-    path: str, max_s: float = MAX_S
-) -> Iterator[tuple[soundfile.SoundFile, AudioLength]]:
-    """Open a recording, to be read at any position, and return its length.
+def open_audio(path: str, max_s: float = MAX_S) -> Iterator[tuple[soundfile.SoundFile, float]]:
+    """Open a recording of which nothing is missing, to be read at any position; yield its seconds.
 
-    PyAV decodes no more than about `max_s` seconds; `expected` then says that there is more. Raises
-    DatasetError with the path for what is no recording; its cause is an OSError if the file could
-    not be opened or read. Raises DiskError if the disk has no room for what PyAV decodes.
+    PyAV decodes no more than about `max_s` of them. Raises DatasetError with the path for what is
+    no recording or incomplete; its cause is an OSError if the file could not be opened or read.
+    Raises DiskError if the disk has no room for what PyAV decodes.
     """
     path = os.fspath(path)
     with contextlib.ExitStack() as stack:
@@ -61,10 +51,11 @@ def open_audio(
             sound = _opened_by_soundfile(path)
             if sound is not None:
                 stack.enter_context(sound)
-                length = _length(sound.frames, _declared_frames(path, sound), sound.samplerate)
+                frames = sound.frames
+                expected = _declared_frames(path, sound)
             else:
                 samples = stack.enter_context(tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES))
-                form, length = _decode(path, samples, max_s)
+                form, frames, expected = _decode(path, samples, max_s)
                 samples.seek(0)
                 sound = stack.enter_context(soundfile.SoundFile(samples, **form))
         except DiskError:
@@ -73,13 +64,15 @@ def open_audio(
             # Without the path, which libraries and the system repeat.
             reason = getattr(error, "error_string", None) or error.strerror or error
             raise DatasetError(f"{path} cannot be read as audio: {reason}") from error
-        yield sound, length
+        if expected - frames > MAX_MISSING_S * sound.samplerate:
+            raise DatasetError(f"{path} is truncated: it has {frames:,} of {expected:,} samples")
+        yield sound, max(frames, expected) / sound.samplerate
 
 
 def duration_s(path: str) -> float:
     """Return the seconds of a recording, by its header where that says it; see `open_audio`."""
-    with open_audio(path, max_s=0.0) as (sound, length):
-        return length.expected / sound.samplerate
+    with open_audio(path, max_s=0.0) as (_, seconds):
+        return seconds
 
 
 def _require_content(path: str) -> None:
@@ -92,13 +85,6 @@ def _require_content(path: str) -> None:
     problem = placeholder_problem(Path(path))
     if problem:
         raise DatasetError(f"{path} cannot be read as audio: {problem}")
-
-
-def _length(frames: int, declared: int, rate_hz: int) -> AudioLength:
-    problem = ""
-    if declared - frames > MAX_MISSING_S * rate_hz:
-        problem = f"truncated: it has {frames:,} of {declared:,} samples"
-    return AudioLength(frames, max(frames, declared), problem)
 
 
 # --- soundfile ------------------------------------------------------------------------------------
@@ -163,40 +149,38 @@ def _opened_by_av(path: str) -> Iterator["AudioStream"]:
 
 def _decode(
     path: str, samples: tempfile.SpooledTemporaryFile, max_s: float
-) -> tuple[dict, AudioLength]:
+) -> tuple[dict, int, int]:
     """Write a recording, or a little over `max_s` seconds of it, to `samples` as floats.
 
-    Returns how soundfile opens them, and the length, counted where the header does not say it.
+    Returns how soundfile opens them, how many frames (a sample a channel) there are, of which the
+    rest is counted if the header does not say how many, and how many it says there are.
     """
     import av
 
     resampler = av.AudioResampler(format="flt")
-    rate_hz = channels = frames = all_frames = 0
-    damage = ""
+    rate_hz = channels = frames = 0
     with _opened_by_av(path) as stream:
         declared_s = _declared_s(stream)
         try:
             for block in itertools.chain.from_iterable(map(resampler.resample, _frames(stream))):
                 rate_hz = block.sample_rate  # of HE-AAC twice that in the header
                 channels = block.layout.nb_channels
-                all_frames += block.samples
-                if frames > max_s * rate_hz:
-                    if declared_s:
-                        break
-                    continue  # the rest is counted
-                with disk_errors(tempfile.gettempdir()):
-                    samples.write(block.to_ndarray().tobytes())
+                if frames <= max_s * rate_hz:
+                    with disk_errors(tempfile.gettempdir()):
+                        samples.write(block.to_ndarray().tobytes())
+                elif declared_s:
+                    frames = max(frames, round(declared_s * rate_hz))
+                    break
                 frames += block.samples
-        except av.error.InvalidDataError as error:
-            damage = f"truncated or damaged ({error.strerror})"
-        except ValueError:  # of the resampler
-            damage = "joined from recordings of different rates or channels: convert it to WAV"
+        except av.FFmpegError:
+            raise
+        except ValueError as error:  # of the resampler
+            raise DatasetError(
+                f"{path} is joined from recordings of different rates or channels: split it, or "
+                "convert it to WAV"
+            ) from error
         if not frames:
             raise DatasetError(f"{path} is truncated: it has a header and 0 samples")
-        form = {"samplerate": rate_hz, "channels": channels, "subtype": "FLOAT"}
-        form |= {"format": "RAW", "endian": "CPU"}
-        if all_frames > frames:
-            return form, AudioLength(frames, max(all_frames, round(declared_s * rate_hz)))
         kind = stream.container.format.name
         if kind in ESTIMATED:
             declared_s = 0.0
@@ -204,8 +188,8 @@ def _decode(
             # FFmpeg takes it for an estimate where the size of the file does not fit.
             if kind == "mp3" and stream.start_time:
                 declared_s = soundfile.info(path).duration
-    length = _length(frames, round(declared_s * rate_hz), rate_hz)
-    return form, length._replace(problem=length.problem or damage)
+    form = {"samplerate": rate_hz, "channels": channels, "subtype": "FLOAT", "format": "RAW"}
+    return form | {"endian": "CPU"}, frames, round(declared_s * rate_hz)
 
 
 def _frames(stream: "AudioStream") -> Iterator["AudioFrame"]:

@@ -305,7 +305,7 @@ def transcribed_parts(
             make = partial(_write_down, own, reader, recognizer, wavs, name)
             path = out / "transcribed" / f"{name}.{number}.json"
             yield cached_result(path, digest(key, *own), make, has_clips)
-        lost = [*gaps(spans, pauses, reader.total_s), *segmentation.missing_audio(reader)]
+        lost = gaps(spans, pauses, reader.total_s)
     yield {"clips": [], "losses": [_place(span) | {"reason": span.reason} for span in lost]}
 
 
