@@ -114,10 +114,6 @@ class Codec(Protocol):
         wave = resampled(wave, self.sample_rate, self.input_sample_rate)
         return self.decode(self.encode(wave[None]))[0].cpu()
 
-    def round_trips(self, wave: Tensor) -> dict[str, Tensor]:
-        """Return the `round_trip` of a clip (L,) and of other decoders that it has, by name."""
-        return {"codec round trip": self.round_trip(wave)}
-
     def fit_schedule(self, held_out: list[Tensor]) -> FitSchedule | None:
         """Return how long to `fit`, evaluated on clips (L,); None for no training at all."""
         return None

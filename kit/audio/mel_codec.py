@@ -158,15 +158,6 @@ class MelCodec(nn.Module, Codec):
         log_magnitude = log_magnitude - F.relu(PAUSE_LEVEL - log_magnitude)
         return self.griffin_lim((self.config.griffin_lim_power * log_magnitude).exp(), first)
 
-    @torch.inference_mode()
-    def round_trips(self, wave: Tensor) -> dict[str, Tensor]:
-        codes = self.encode(wave[None])
-        sounds = {"codec round trip": self.decode(codes)[0].cpu()}
-        if self.vocoder:
-            again = self.by_griffin_lim(self.log_magnitude_of(codes))
-            sounds["the same codes by Griffin-Lim"] = again[0].cpu()
-        return sounds
-
     def _crop_spectrograms(self, wave: Tensor) -> tuple[Tensor, Tensor]:
         """Log-mel (B, M, T) and log-magnitude (B, F, T) of crops (B, L)."""
         return tuple(x[..., : self.config.crop_frames] for x in self.mel(wave))

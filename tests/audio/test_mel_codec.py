@@ -151,10 +151,7 @@ def test_a_vocoder_learns_to_sound_and_no_code_changes(codec, tmp_path):
         sounds.append(made.decode(codes))
         assert not torch.equal(sounds[-1], before)
     assert torch.equal(*sounds) and codec.decode(codes).shape == sounds[0].shape
-    trips = made.round_trips(wave[0])
-    assert torch.equal(trips["codec round trip"], sounds[0][0])
-    assert torch.equal(trips["the same codes by Griffin-Lim"], codec.decode(codes)[0])
-    assert list(codec.round_trips(wave[0])) == ["codec round trip"]
+    assert torch.equal(made.round_trip(wave[0]), sounds[0][0])
     save_codec(made, tmp_path / "codec.safetensors")
     again = load_codec(tmp_path / "codec.safetensors")
     assert torch.equal(again.decode(codes), sounds[0])
