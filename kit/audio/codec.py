@@ -63,10 +63,10 @@ class Codec(Protocol):
     vocab_size: int
     context: int  # codes on either side that can influence the samples of a code
     mel_config: MelConfig | None = None  # of the log-mels `encode_mels` takes; None: it takes none
-    # For a codec that can decode from a model's hidden states and a speaker embedding.
-    state_width: int = 0  # of the hidden states; 0: it cannot
+    # For a codec that decodes from a model's hidden states and a speaker embedding; 0: it does not.
+    state_width: int = 0
     state_context: int = 0  # `context` when decoding from states
-    speaker_width: int = 0  # of the speaker embedding; 0: it takes none
+    speaker_width: int = 0
     decodes: bool = True  # False: `decode` raises KitError, and another package makes the sound
 
     @property

@@ -79,21 +79,14 @@ class MelCodec(nn.Module, Codec):
         self.vocoder = None
         if c.vocoder_steps:
             self.vocoder = vocoder.Vocoder(c.vocoder_width, c.vocoder_blocks, c.n_fft, c.hop_length)
+        reach = ConvNeXtBlock.reach
+        frames = reach * c.blocks + (self.vocoder or self.griffin_lim).context
+        self.context = reach * (c.blocks - 1) + math.ceil(frames / f)
+        self.state_context = self.context
 
     @property
     def levels(self) -> tuple[int, ...]:
         return tuple(self.config.levels)
-
-    @property
-    def context(self) -> int:
-        c = self.config
-        sound = self.vocoder or self.griffin_lim
-        frames = ConvNeXtBlock.reach * c.blocks + sound.context
-        return ConvNeXtBlock.reach * (c.blocks - 1) + math.ceil(frames / c.frames_per_code)
-
-    @property
-    def state_context(self) -> int:
-        return self.context
 
     def quantized(self, mel: Tensor) -> tuple[Tensor, Tensor]:
         """Log-mel (B, M, T), T a multiple of frames_per_code -> values (B, N, Q), codes (B, N)."""

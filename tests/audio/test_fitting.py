@@ -38,7 +38,7 @@ BROKEN = [torch.full((22050,), math.nan)], [torch.full((80, 60), math.nan)], ["a
 
 
 @pytest.mark.parametrize("name", ["codec", "recogniser"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_a_loss_that_is_not_finite_ends_the_training_with_a_sentence(name, precision):
     with pytest.raises(KitError, match=r"was nan at step 1\. Lower `lr` \(now 0\.00"):
         list(fit(name, BROKEN, precision, steps=90)[2])
