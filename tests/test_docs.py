@@ -82,6 +82,7 @@ def blocks(heading: str, kind: str = "python") -> list[str]:
 def test_the_languages_read_their_figures(tmp_path, monkeypatch, capsys):
     (tmp_path / "sw.py").write_text(blocks("A language")[0], encoding="utf-8")
     monkeypatch.setattr(text, "LANGUAGES", tmp_path)
+    monkeypatch.setattr("kit.text.languages.__path__", [str(tmp_path)])
     text.language_rules.cache_clear()
     read = "bei ni elfu mbili mia tatu na hamsini."
     assert text.normalize(text.language_example("sw"), "sw") == read

@@ -6,20 +6,16 @@ them.
 Shapes: L samples, C channels, F frames of 20 ms.
 """
 
-import contextlib
 import dataclasses
-import functools
 import hashlib
 import math
-import warnings
-from collections.abc import Iterator
 from fractions import Fraction
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kit.base.errors import DatasetError, KitError, Note
+from kit.base.errors import DatasetError, KitError
 from kit.base.formatting import shorten
 
 if TYPE_CHECKING:
@@ -113,7 +109,9 @@ def import_torchaudio() -> ModuleType:
 
 def read_clip(path: str) -> tuple[np.ndarray, int]:
     """Return mono samples (L,), scaled down to [-1, 1] if beyond, and the rate; DatasetError."""
-    with _open_checked(path, MAX_CLIP_S) as (file, seconds):
+    from kit.audio.container import open_audio
+
+    with open_audio(path, MAX_CLIP_S) as (file, seconds):
         wave = _read_samples(file, seconds, path, "float32")
         rate_hz = file.samplerate
     peak = max(float(np.abs(wave).max()), 1.0)
@@ -157,7 +155,9 @@ def measure_clip(path: str, decode_s: float = 60.0) -> ClipMeasure:
 
     Raises DatasetError as `read_clip` does; its cause is an OSError if it could not be opened.
     """
-    with _open_checked(path, min(decode_s, MAX_CLIP_S)) as (file, seconds):
+    from kit.audio.container import open_audio
+
+    with open_audio(path, min(decode_s, MAX_CLIP_S)) as (file, seconds):
         header = {
             "rate_hz": file.samplerate,
             "channels": file.channels,
@@ -172,12 +172,7 @@ def measure_clip(path: str, decode_s: float = 60.0) -> ClipMeasure:
     peak = max(float(wave.max()), -float(wave.min()))
     level = _FULL_SCALE.get(header["subtype"], 0.999) / scale
     clipped = ((wave >= level) | (wave <= -level)).mean() if peak >= level else 0.0
-    channel = cancelling_channel(wave)
-    if wave.shape[1] == 1 or channel is not None:
-        mono = wave[:, channel or 0].astype(np.float32)
-    else:
-        mono = wave.mean(1, dtype=np.float32)
-    mono *= np.float32(scale)
+    mono = to_mono(wave).astype(np.float32) * np.float32(scale)
     digest = hashlib.sha256(f"{header['rate_hz']} {wave.shape[1]} {wave.dtype}".encode())
     digest.update(np.ascontiguousarray(wave).data)
     energy = float(mono @ mono) / len(mono)
@@ -186,7 +181,7 @@ def measure_clip(path: str, decode_s: float = 60.0) -> ClipMeasure:
         **header,
         peak=round(peak * scale, 6),
         mono_peak=round(max(float(mono.max()) - dc, dc - float(mono.min())), 6),
-        cancels=channel is not None,
+        cancels=cancelling_channel(wave) is not None,
         differs=channels_differ(wave, header["rate_hz"]),
         clipped=round(float(clipped), 6),
         dc=round(dc, 6),
@@ -194,17 +189,6 @@ def measure_clip(path: str, decode_s: float = 60.0) -> ClipMeasure:
         **_frame_figures(mono, header["rate_hz"]),
         digest=digest.hexdigest()[:16],
     )
-
-
-@contextlib.contextmanager
-def _open_checked(path: str, max_s: float) -> Iterator[tuple["SoundFile", float]]:
-    """Open a recording of which nothing is missing; yield its seconds, too."""
-    from kit.audio.container import open_audio
-
-    with open_audio(path, max_s) as (file, length):
-        if length.problem:
-            raise DatasetError(f"{path} is {length.problem}")
-        yield file, length.expected / file.samplerate
 
 
 def _read_samples(file: "SoundFile", seconds: float, path: str, dtype: str) -> np.ndarray:
@@ -222,30 +206,17 @@ def _read_samples(file: "SoundFile", seconds: float, path: str, dtype: str) -> n
         raise DatasetError(f"{path} is damaged: {error.error_string}") from error
     if len(wave) < file.frames:
         raise DatasetError(f"{path} is damaged: {len(wave):,} of {file.frames:,} samples were read")
-    if dtype == "float32":
-        peak = max(float(wave.max()), -float(wave.min()))
-        if not math.isfinite(peak):
-            raise DatasetError(f"{path} has samples that are not finite numbers")
-        if peak > MAX_SAMPLE:
-            raise DatasetError(f"{path} has samples of {peak:.3g} times full scale")
+    peak = max(float(wave.max()), -float(wave.min()))
+    if not peak <= MAX_SAMPLE:  # nor is it for one that is no number
+        raise DatasetError(f"{path} has samples of {peak:.3g} times full scale")
     return wave
 
 
-@functools.cache
 def resampling_ratio(rate_hz: int, new_rate_hz: int) -> tuple[int, int]:
-    """Return (a, b), a : b within 0.07 % of rate_hz : new_rate_hz; warns once if not exact."""
+    """Return (a, b), a : b within 0.07 % of rate_hz : new_rate_hz, an error that is inaudible."""
     exact = Fraction(rate_hz, new_rate_hz)
-    if exact.numerator * exact.denominator <= MAX_FILTER_TAPS:
-        return exact.as_integer_ratio()
-    near = exact.limit_denominator(max(1, math.isqrt(int(MAX_FILTER_TAPS / exact))))
-    error = abs(float(near / exact) - 1)
-    warnings.warn(
-        f"Recordings at {rate_hz:,} Hz, an unusual rate, are resampled to {new_rate_hz:,} Hz by "
-        f"{near.numerator} : {near.denominator}, an inaudible error of {error:.1g}.",
-        category=Note,
-        stacklevel=2,
-    )
-    return near.as_integer_ratio()
+    max_denominator = max(1, math.isqrt(int(MAX_FILTER_TAPS / exact)))
+    return exact.limit_denominator(max_denominator).as_integer_ratio()
 
 
 def _frame_figures(mono: np.ndarray, rate_hz: int) -> dict:

@@ -6,22 +6,22 @@ a truncated file is known where its header tells the length, which Ogg, AAC and 
 """
 
 import contextlib
+import itertools
 import os
 import tempfile
 import wave
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING
 
 import soundfile
 
 from kit.base.errors import DatasetError, DiskError
-from kit.base.files import disk_errors, placeholder_problem, special_file_kind
+from kit.base.files import disk_errors, file_kind, placeholder_problem, special_file_kind
 
 if TYPE_CHECKING:
     from av.audio.frame import AudioFrame
     from av.audio.stream import AudioStream
-    from av.container import InputContainer
 
 # Of recordings; their content decides how they are read.
 SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".m4a", ".aac", ".wma")
@@ -36,23 +36,13 @@ PIPE_BYTES = 0x7F000000
 IN_MEMORY_BYTES = 2**24  # of decoded samples; more are written to a temporary file
 
 
-class AudioLength(NamedTuple):
-    """Length of a file in frames (one sample per channel each)."""
-
-    frames: int  # that can be read
-    expected: int  # by the header; `frames` where it does not say
-    problem: str = ""  # what is missing at the end, as a phrase
-
-
 @contextlib.contextmanager
-def open_audio(
-    path: str, max_s: float = MAX_S
-) -> Iterator[tuple[soundfile.SoundFile, AudioLength]]:
-    """Open a recording, to be read at any position, and return its length.
+def open_audio(path: str, max_s: float = MAX_S) -> Iterator[tuple[soundfile.SoundFile, float]]:
+    """Open a recording of which nothing is missing, to be read at any position; yield its seconds.
 
-    PyAV decodes no more than about `max_s` seconds; `expected` then says that there is more. Raises
-    DatasetError with the path for what is no recording; its cause is an OSError if the file could
-    not be opened or read. Raises DiskError if the disk has no room for what PyAV decodes.
+    PyAV decodes no more than about `max_s` of them. Raises DatasetError with the path for what is
+    no recording or incomplete; its cause is an OSError if the file could not be opened or read.
+    Raises DiskError if the disk has no room for what PyAV decodes.
     """
     path = os.fspath(path)
     with contextlib.ExitStack() as stack:
@@ -61,22 +51,28 @@ def open_audio(
             sound = _opened_by_soundfile(path)
             if sound is not None:
                 stack.enter_context(sound)
-                length = _length(sound.frames, _declared_frames(path, sound), sound.samplerate)
+                frames = sound.frames
+                expected = _declared_frames(path, sound)
             else:
-                sound, length = stack.enter_context(_decoded_by_av(path, max_s))
+                samples = stack.enter_context(tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES))
+                form, frames, expected = _decode(path, samples, max_s)
+                samples.seek(0)
+                sound = stack.enter_context(soundfile.SoundFile(samples, **form))
         except DiskError:
             raise
         except (soundfile.LibsndfileError, OSError) as error:
             # Without the path, which libraries and the system repeat.
             reason = getattr(error, "error_string", None) or error.strerror or error
             raise DatasetError(f"{path} cannot be read as audio: {reason}") from error
-        yield sound, length
+        if expected - frames > MAX_MISSING_S * sound.samplerate:
+            raise DatasetError(f"{path} is truncated: it has {frames:,} of {expected:,} samples")
+        yield sound, max(frames, expected) / sound.samplerate
 
 
 def duration_s(path: str) -> float:
     """Return the seconds of a recording, by its header where that says it; see `open_audio`."""
-    with open_audio(path, max_s=0.0) as (sound, length):
-        return length.expected / sound.samplerate
+    with open_audio(path, max_s=0.0) as (_, seconds):
+        return seconds
 
 
 def _require_content(path: str) -> None:
@@ -84,9 +80,8 @@ def _require_content(path: str) -> None:
     kind = special_file_kind(path)
     if kind:
         raise DatasetError(f"{path} is {kind}, not a recording")
-    with open(path, "rb") as file:
-        if not file.read(1):
-            raise DatasetError(f"{path} is empty (0 bytes)")
+    if file_kind(Path(path)) == "empty":
+        raise DatasetError(f"{path} is empty (0 bytes)")
     problem = placeholder_problem(Path(path))
     if problem:
         raise DatasetError(f"{path} cannot be read as audio: {problem}")
@@ -101,22 +96,15 @@ def _opened_by_soundfile(path: str) -> soundfile.SoundFile | None:
         sound = soundfile.SoundFile(path)
     except soundfile.LibsndfileError:
         return None
-    if sound.format in SOUNDFILE_FORMATS and _has_last_frame(sound):
-        return sound
+    with contextlib.suppress(soundfile.LibsndfileError):
+        if sound.format in SOUNDFILE_FORMATS and sound.frames:
+            sound.seek(sound.frames - 1)
+            has_last = len(sound.read(1)) == 1
+            sound.seek(0)  # of an Opus, it would otherwise begin with the encoder's delay
+            if has_last:
+                return sound
     sound.close()
     return None
-
-
-def _has_last_frame(sound: soundfile.SoundFile) -> bool:
-    if sound.frames == 0:
-        return False
-    try:
-        sound.seek(sound.frames - 1)
-        last = sound.read(1)
-        sound.seek(0)  # of an Opus, it would otherwise begin with the encoder's delay
-    except soundfile.LibsndfileError:
-        return False
-    return len(last) == 1
 
 
 def _declared_frames(path: str, sound: soundfile.SoundFile) -> int:
@@ -131,24 +119,17 @@ def _declared_frames(path: str, sound: soundfile.SoundFile) -> int:
             frames = header.getnframes()
             frame_bytes = header.getnchannels() * header.getsampwidth()
     except (wave.Error, EOFError):  # another coding than plain integers
-        with _opened_by_av(path) as (container, stream):
-            return round(_declared_s(container, stream) * sound.samplerate)
+        with _opened_by_av(path) as stream:
+            return round(_declared_s(stream) * sound.samplerate)
     return frames if frames * frame_bytes < PIPE_BYTES else 0
-
-
-def _length(frames: int, declared: int, rate_hz: int) -> AudioLength:
-    problem = ""
-    if declared - frames > MAX_MISSING_S * rate_hz:
-        problem = f"truncated: it has {frames:,} of {declared:,} samples"
-    return AudioLength(frames, max(frames, declared), problem)
 
 
 # --- PyAV -----------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def _opened_by_av(path: str) -> Iterator[tuple["InputContainer", "AudioStream"]]:
-    """Yield the opened file and its first audio stream; DatasetError, also while it is decoded."""
+def _opened_by_av(path: str) -> Iterator["AudioStream"]:
+    """Yield a file's first audio stream; DatasetError, also while it is decoded."""
     import av  # speaking needs none of it
 
     # Without "replace", a tag that is not UTF-8 would end it.
@@ -158,7 +139,7 @@ def _opened_by_av(path: str) -> Iterator[tuple["InputContainer", "AudioStream"]]
             streams = container.streams.audio
             if not streams or streams[0].codec_context is None:
                 raise DatasetError(f"{path} has no sound that can be decoded")
-            yield container, streams[0]
+            yield streams[0]
     except av.FFmpegError as error:
         raise DatasetError(
             f"{path} cannot be read as audio ({error.strerror}): it is something else, or "
@@ -166,93 +147,71 @@ def _opened_by_av(path: str) -> Iterator[tuple["InputContainer", "AudioStream"]]
         ) from error
 
 
-@contextlib.contextmanager
-def _decoded_by_av(path: str, max_s: float) -> Iterator[tuple[soundfile.SoundFile, AudioLength]]:
-    """Decode a recording into memory or a temporary file, which can be read at any position."""
-    with tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES) as samples:
-        with _opened_by_av(path) as (container, stream):
-            raw, length = _decode(path, container, stream, samples, max_s)
-        samples.seek(0)
-        with soundfile.SoundFile(samples, format="RAW", endian="CPU", **raw) as sound:
-            yield sound, length
-
-
 def _decode(
-    path: str,
-    container: "InputContainer",
-    stream: "AudioStream",
-    samples: BinaryIO,
-    max_s: float,
-) -> tuple[dict, AudioLength]:
-    """Write all there is, or a little over `max_s` seconds, to `samples`; return their format.
+    path: str, samples: tempfile.SpooledTemporaryFile, max_s: float
+) -> tuple[dict, int, int]:
+    """Write a recording, or a little over `max_s` seconds of it, to `samples` as floats.
 
-    Where the header does not tell the length, the rest is counted.
+    Returns how soundfile opens them, how many frames (a sample a channel) there are, of which the
+    rest is counted if the header does not say how many, and how many it says there are.
     """
     import av
 
-    declared_s = _declared_s(container, stream)
-    resampler = None
-    frames = all_frames = 0
-    damage = ""
-    try:
-        for frame in _frames(container, stream):
-            now = (frame.sample_rate, frame.layout.nb_channels)
-            if resampler is None:
-                rate_hz, channels = now  # of HE-AAC it has twice the rate in the header
-                is_int16 = frame.format.name in ("s16", "s16p")
-                resampler = av.AudioResampler(format="s16" if is_int16 else "flt")
-            if now != (rate_hz, channels):
-                damage = (
-                    f"joined from recordings of {rate_hz:,} Hz in {channels} channels and "
-                    f"{now[0]:,} Hz in {now[1]}: split it, or convert it to WAV"
-                )
-                break
-            all_frames += frame.samples
-            if frames > max_s * rate_hz:
-                if declared_s:
+    resampler = av.AudioResampler(format="flt")
+    rate_hz = channels = frames = 0
+    is_cut = False
+    with _opened_by_av(path) as stream:
+        declared_s = _declared_s(stream)
+        try:
+            for block in itertools.chain.from_iterable(map(resampler.resample, _frames(stream))):
+                rate_hz = block.sample_rate  # of HE-AAC twice that in the header
+                channels = block.layout.nb_channels
+                if frames <= max_s * rate_hz:
+                    with disk_errors(tempfile.gettempdir()):
+                        samples.write(block.to_ndarray().tobytes())
+                elif declared_s:
+                    frames = max(frames, round(declared_s * rate_hz))
+                    is_cut = True
                     break
-                continue
-            for block in resampler.resample(frame):
-                with disk_errors(tempfile.gettempdir()):
-                    samples.write(block.to_ndarray().tobytes())
-            frames += frame.samples
-    except av.error.InvalidDataError as error:
-        damage = f"truncated or damaged ({error.strerror})"
-    if resampler is None:
-        raise DatasetError(f"{path} is truncated: it has a header and 0 samples")
-    subtype = "PCM_16" if is_int16 else "FLOAT"
-    raw = {"samplerate": rate_hz, "channels": channels, "subtype": subtype}
-    if all_frames > frames:
-        return raw, AudioLength(frames, max(all_frames, round(declared_s * rate_hz)))
-    if container.format.name in ESTIMATED:
-        declared_s = 0.0
-        # An MP3 that tells its encoder's delay tells its length, too, which soundfile reads; FFmpeg
-        # takes it for an estimate where the size of the file does not fit.
-        if container.format.name == "mp3" and stream.start_time:
-            declared_s = soundfile.info(path).duration
-    length = _length(frames, round(declared_s * rate_hz), rate_hz)
-    return raw, length._replace(problem=length.problem or damage)
+                frames += block.samples
+        except av.FFmpegError:
+            raise
+        except ValueError as error:  # of the resampler
+            raise DatasetError(
+                f"{path} is joined from recordings of different rates or channels: split it, or "
+                "convert it to WAV"
+            ) from error
+        if not frames:
+            raise DatasetError(f"{path} is truncated: it has a header and 0 samples")
+        kind = stream.container.format.name
+        if kind in ESTIMATED and not is_cut:
+            declared_s = 0.0
+            # An MP3 that tells its encoder's delay tells its length, too, which soundfile reads;
+            # FFmpeg takes it for an estimate where the size of the file does not fit.
+            if kind == "mp3" and stream.start_time:
+                declared_s = soundfile.info(path).duration
+    form = {"samplerate": rate_hz, "channels": channels, "subtype": "FLOAT", "format": "RAW"}
+    return form | {"endian": "CPU"}, frames, round(declared_s * rate_hz)
 
 
-def _frames(container: "InputContainer", stream: "AudioStream") -> Iterator["AudioFrame"]:
+def _frames(stream: "AudioStream") -> Iterator["AudioFrame"]:
     import av
 
-    for packet in container.demux(stream):
+    for packet in stream.container.demux(stream):
         try:
-            frames = packet.decode()
+            yield from packet.decode()
         except av.error.InvalidDataError:
-            if container.format.name != "mp3":
+            if stream.container.format.name != "mp3":
                 raise
-            continue  # tags between the frames, where files were joined, are no sound
-        yield from frames
+            # Tags between the frames, where files were joined, are no sound.
 
 
-def _declared_s(container: "InputContainer", stream: "AudioStream") -> float:
+def _declared_s(stream: "AudioStream") -> float:
     """Return the seconds in the header, or FFmpeg's estimate; 0 if it has none."""
     import av
 
     if stream.duration:
         return float(stream.duration * stream.time_base)
-    if len(container.streams) > 1:  # of a film, it may be the length of the picture
+    if len(stream.container.streams) > 1:  # of a film, it may be the length of the picture
         return 0.0
-    return (container.duration or 0) / av.time_base
+    return (stream.container.duration or 0) / av.time_base

@@ -55,7 +55,6 @@ class MelCodec(nn.Module, Codec):
         self.frame_rate = c.frame_rate
         self.vocab_size = math.prod(c.levels)
         self.state_width = c.state_width
-        self.mel_config = c.mel_config
         self.fsq = FSQ(c.levels)
         self.mel = Mel(c.mel_config)
         self.encoder = nn.Sequential(
@@ -79,21 +78,14 @@ class MelCodec(nn.Module, Codec):
         self.vocoder = None
         if c.vocoder_steps:
             self.vocoder = vocoder.Vocoder(c.vocoder_width, c.vocoder_blocks, c.n_fft, c.hop_length)
+        reach = ConvNeXtBlock.reach
+        frames = reach * c.blocks + (self.vocoder or self.griffin_lim).context
+        self.context = reach * (c.blocks - 1) + math.ceil(frames / f)
+        self.state_context = self.context
 
     @property
     def levels(self) -> tuple[int, ...]:
         return tuple(self.config.levels)
-
-    @property
-    def context(self) -> int:
-        c = self.config
-        sound = self.vocoder or self.griffin_lim
-        frames = ConvNeXtBlock.reach * c.blocks + sound.context
-        return ConvNeXtBlock.reach * (c.blocks - 1) + math.ceil(frames / c.frames_per_code)
-
-    @property
-    def state_context(self) -> int:
-        return self.context
 
     def quantized(self, mel: Tensor) -> tuple[Tensor, Tensor]:
         """Log-mel (B, M, T), T a multiple of frames_per_code -> values (B, N, Q), codes (B, N)."""
@@ -119,12 +111,10 @@ class MelCodec(nn.Module, Codec):
     def encode(self, wave: Tensor) -> Tensor:
         return self.quantized(self._pad_frames(self.mel.log_mel(wave)))[1]
 
-    def encode_clips(self, waves: list[Tensor]) -> list[Tensor]:
-        return self.encode_mels(*self.mel.padded(waves))
-
     @torch.inference_mode()
-    def encode_mels(self, mel: Tensor, frames: list[int]) -> list[Tensor]:
-        codes = self.quantized(self._pad_frames(mel.to(self.fsq.levels.device)))[1]
+    def encode_clips(self, waves: list[Tensor]) -> list[Tensor]:
+        mel, frames = self.mel.padded(waves)
+        codes = self.quantized(self._pad_frames(mel))[1]
         counts = [-(-count // self.config.frames_per_code) for count in frames]
         return [row[:count] for row, count in zip(codes, counts)]
 
@@ -157,15 +147,6 @@ class MelCodec(nn.Module, Codec):
         # Log-mels end at a floor, so decoded pauses hiss: below PAUSE_LEVEL go twice as far down.
         log_magnitude = log_magnitude - F.relu(PAUSE_LEVEL - log_magnitude)
         return self.griffin_lim((self.config.griffin_lim_power * log_magnitude).exp(), first)
-
-    @torch.inference_mode()
-    def round_trips(self, wave: Tensor) -> dict[str, Tensor]:
-        codes = self.encode(wave[None])
-        sounds = {"codec round trip": self.decode(codes)[0].cpu()}
-        if self.vocoder:
-            again = self.by_griffin_lim(self.log_magnitude_of(codes))
-            sounds["the same codes by Griffin-Lim"] = again[0].cpu()
-        return sounds
 
     def _crop_spectrograms(self, wave: Tensor) -> tuple[Tensor, Tensor]:
         """Log-mel (B, M, T) and log-magnitude (B, F, T) of crops (B, L)."""

@@ -4,16 +4,15 @@ Shapes: B batch, L samples, T frames, F frequency bins, M mels.
 """
 
 import math
-import warnings
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kit.audio.clip import load_wave, measure_clip, resampled
+from kit.audio.clip import load_wave, resampled
 from kit.base import extras
 from kit.base.config import build
-from kit.base.errors import Note, SpeechError
+from kit.base.errors import SpeechError
 from kit.settings import MelConfig
 
 # Slaney's mel scale: 15 mels to 1000 Hz in equal steps, from there 27 per factor of 6.4.
@@ -146,12 +145,6 @@ MIN_PEAK = 0.005  # of full scale
 
 def load_reference(path: str, sample_rate: int) -> Tensor:
     """Return the first `LONGEST_S` seconds (L,) of a recording, mono, at `sample_rate`."""
-    if measure_clip(path, decode_s=math.inf).cancels:
-        warnings.warn(
-            f"The channels of {path} cancel each other: the loudest one is taken.",
-            category=Note,
-            stacklevel=2,
-        )
     wave = load_wave(path, sample_rate)[: round(LONGEST_S * sample_rate)]
     require_reference(wave, sample_rate, str(path))
     return wave
@@ -159,10 +152,10 @@ def load_reference(path: str, sample_rate: int) -> Tensor:
 
 def require_reference(wave: Tensor, sample_rate: int, name: str = "The reference") -> None:
     """Raise SpeechError for a waveform that is too short, silent, not mono or not finite."""
-    if wave.ndim != 1:
+    if wave.ndim != 1 or not bool(torch.isfinite(wave).all()):
         raise SpeechError(
-            f"{name} has the shape {tuple(wave.shape)}: give one waveform (samples,), the mean of "
-            "its channels."
+            f"{name} has the shape {tuple(wave.shape)}, or samples that are not finite: give one "
+            "waveform (samples,) of finite numbers."
         )
     seconds = len(wave) / sample_rate
     if seconds < MIN_PIECE_S:
@@ -170,8 +163,6 @@ def require_reference(wave: Tensor, sample_rate: int, name: str = "The reference
             f"{name} lasts {seconds:.2f} s: at least {MIN_PIECE_S} s are needed, and 6 s or more "
             "of one person speaking are better."
         )
-    if not bool(torch.isfinite(wave).all()):
-        raise SpeechError(f"{name} has samples that are not finite: export it again.")
     peak = float(wave.abs().max())
     if peak < MIN_PEAK:
         raise SpeechError(
@@ -181,8 +172,7 @@ def require_reference(wave: Tensor, sample_rate: int, name: str = "The reference
 
 
 def reference_mels(wave: Tensor, sample_rate: int, front_end: Mel) -> list[Tensor]:
-    """Return log-mels (M, T) of pieces of a reference (L,); raises as `require_reference` does."""
-    require_reference(wave, sample_rate)
+    """Return log-mels (M, T) of pieces of a reference (L,); see `require_reference`."""
     rate = front_end.config.sample_rate
     wave = resampled(wave, sample_rate, rate)[: round(LONGEST_S * rate)]
     pieces = wave.split(round(PIECE_S * rate))

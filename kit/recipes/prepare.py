@@ -250,10 +250,10 @@ class Preparation:
         example = [*data_report.rows_in_split(rows, "held_out"), rows[0]][0]
         wave = load_wave(example.audio, codec.sample_rate)
         with on_device(self.active_run.hw.device, codec):
-            round_trips = codec.round_trips(wave)
-            waves = {"recording": wave, **round_trips}
+            again = codec.round_trip(wave)
+            waves = {"recording": wave, "codec round trip": again}
             picture = mel_picture(waves, codec.sample_rate, self.front_end)
-        waves = {f"recording: {example.text}": wave, **round_trips}
+        waves = {f"recording: {example.text}": wave, "codec round trip": again}
         return Result(line=line, pictures=[picture], sounds=players_of(waves, codec.sample_rate))
 
     def train_recognizer(self) -> Result:

@@ -5,8 +5,9 @@ the removal of invisible characters, quotes and brackets. What one language adds
 `kit/text/languages/CODE.py` and nowhere else: files beside a voice or a notebook are never run. It
 needs one function `normalize(text) -> str` (docs/extending.md). That is given composed lower-case
 text without quotes, brackets or spaces before punctuation, and must not change its own output
-again. EXAMPLE, a text that shows what it does, is tested when the file is loaded; `lower` is for
-languages whose lower case is not Python's, `respell` for those with several letters of one sound.
+again: texts are normalised when they are read and once more when they are spoken. EXAMPLE is a text
+that shows what it does; `lower` is for languages whose lower case is not Python's, `respell` for
+those with several letters of one sound.
 
 A minus before a figure is − (U+2212) in that text, however it was typed (-5, but not A-5 or 10-15);
 `read_signs` reads it. A − that is left is removed.
@@ -16,7 +17,7 @@ import collections
 import dataclasses
 import difflib
 import functools
-import importlib.util
+import importlib
 import re
 import types
 import unicodedata
@@ -73,24 +74,16 @@ def normalize(text: str, language: str = "am", respell: bool = True) -> str:
     """`text` as the tokenizer sees it. Idempotent; takes any string whatever.
 
     Without `respell`, letters of one sound stay as they are written. Warns once of a language
-    without a file of its own; SpeechError for one whose file does not fit.
+    without a file of its own.
     """
     rules = language_rules(language)
-    dotless = rules is None and language_code(language) in _DOTLESS
-    return _normalize(text, rules, dotless, respell)
-
-
-def _normalize(
-    text: str, rules: types.ModuleType | None, dotless: bool = False, respell: bool = True
-) -> str:
     text = _FORMS.sub(lambda match: unicodedata.normalize("NFKC", match[0]), text)
     if rules:
         text = _MINUS.sub("−", text)
-    lower = getattr(rules, "lower", str.lower)
     text = unicodedata.normalize("NFC", _UNSEEN.sub("", text))
-    if dotless:
+    if rules is None and language_code(language) in _DOTLESS:
         text = text.replace("I", "ı").replace("İ", "i")
-    text = lower(text)
+    text = getattr(rules, "lower", str.lower)(text)
     for sign, replaced in _INNER:
         text = sign.sub(replaced, text)
     text = unicodedata.normalize("NFC", text.translate(_PUNCTUATION))
@@ -101,10 +94,6 @@ def _normalize(
     if rules:
         written = text
         text = rules.normalize(text)
-        if not isinstance(text, str):
-            raise SpeechError(
-                f"`normalize` in {rules.__file__} gave {text!r}: it must return the text."
-            )
         if not respell and hasattr(rules, "respell"):
             text = _as_written(text, written, rules.respell)
         text = text.replace("−", " ")
@@ -149,8 +138,7 @@ def _tidy(text: str) -> str:
 def language_rules(language: str) -> types.ModuleType | None:
     """The language's own file as a module, or None, with one warning, where it has none."""
     code = language_code(language).replace("-", "_")
-    # By the folder's own list: an import would also look where Python was started.
-    if f"{code}.py" not in {path.name for path in LANGUAGES.glob("*.py")}:
+    if not (LANGUAGES / f"{code}.py").is_file():
         warnings.warn(
             f"There is no kit/text/languages/{code}.py: text in `{language}` keeps its letters and "
             "figures as they are, lower-cased. Numbers and abbreviations are not turned into "
@@ -159,23 +147,7 @@ def language_rules(language: str) -> types.ModuleType | None:
             stacklevel=3,
         )
         return None
-    path = LANGUAGES / f"{code}.py"
-    spec = importlib.util.spec_from_file_location(f"kit.text.languages.{code}", path)
-    rules = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(rules)
-    if not callable(getattr(rules, "normalize", None)):
-        raise SpeechError(f"{path} needs a function `normalize(text) -> str`.")
-    example = getattr(rules, "EXAMPLE", "")
-    if example:
-        # Texts are normalised when they are read and once more when they are spoken.
-        once = _normalize(example, rules)
-        twice = _normalize(once, rules)
-        if twice != once:
-            raise SpeechError(
-                f"`normalize` in {path} changes its own result: of EXAMPLE it made {once!r}, and "
-                f"of that {twice!r}. Let it leave nothing that it would change again."
-            )
-    return rules
+    return importlib.import_module(f"kit.text.languages.{code}")
 
 
 def language_example(language: str) -> str:
@@ -187,27 +159,24 @@ def language_code(language: str) -> str:
     """The kit's code of `language`, given as a code or by name: "eng" and "English" become en."""
     known = codes_by_name()
     written = {path.stem for path in LANGUAGES.glob("[a-z]*.py")}
-    subtags = language.strip(" ").lower().replace("-", "_")
-    if subtags not in written:
-        subtags = known.get(_plain_name(language), subtags)
-    first, underscore, region = subtags.partition("_")
-    if first not in written:
-        first = known.get(first, first)
+    name = _plain_name(language)
+    first, *others = known.get(name, name).split(" ")
+    first = known.get(first, first)
+    subtags = [first, *others]
     # ISO 639-3 has some 7,900 codes of three letters, which are not listed here.
     is_language = first in written or first in known.values() or len(first) == 3
-    if not (is_language and _CODE.fullmatch(subtags)):
-        close = difflib.get_close_matches(_plain_name(language[:80]), known, n=1)
+    if not (is_language and _CODE.fullmatch("_".join(subtags))):
+        close = difflib.get_close_matches(name[:80], known, n=1)
         similar = f" Did you mean `{close[0]}` ({known[close[0]]})?" if close else ""
         raise SpeechError(
             f"{language[:80]!r} is no language code or name.{similar} Give the ISO 639 code of the "
             "language, such as `am`, `en` or `pt-br`, or its name in English."
         )
     # A region (pt-br) stays where it has a file of its own, or where the language has none.
-    code = f"{first}{underscore}{region}"
-    shorter = code
-    while shorter not in written and "_" in shorter:
-        shorter = shorter.rpartition("_")[0]
-    return (shorter if shorter in written else code).replace("_", "-")
+    for count in range(len(subtags), 0, -1):
+        if "_".join(subtags[:count]) in written:
+            return "-".join(subtags[:count])
+    return "-".join(subtags)
 
 
 @functools.cache

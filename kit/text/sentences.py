@@ -141,18 +141,14 @@ def _shorten(sentence: str, say: Callable[[str], str], fits: Callable[[str], boo
 
 def _words(text: str, say: Callable[[str], str], short: Callable[[str], bool]) -> list[str]:
     """The words of `text`, each with the space after it, those read as one together if `short`."""
-    runs: list[list[str]] = []
-    for word in _slices(text, [match.end() for match in _GAP.finditer(text)]):
-        if runs and _read_as_one(runs[-1][-1].strip(), word.strip(), say):
-            runs[-1].append(word)
-        else:
-            runs.append([word])
     words = []
-    for run in runs:
-        if len(run) > 1 and short("".join(run)):
-            words.append("".join(run))
+    before = ""
+    for word in _slices(text, [match.end() for match in _GAP.finditer(text)]):
+        if words and _read_as_one(before, word.strip(), say) and short(words[-1] + word):
+            words[-1] += word
         else:
-            words.extend(run)
+            words.append(word)
+        before = word.strip()
     return words
 
 

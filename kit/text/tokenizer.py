@@ -12,13 +12,6 @@ from kit.base import extras
 from kit.base.errors import SpeechError
 from kit.base.files import file_kind
 
-# What the content of a file that is not a SentencePiece model looks like.
-_KINDS = {
-    "empty": "it is empty",
-    "zip": "it looks like a zip archive or a PyTorch checkpoint",
-    "safetensors": "it looks like safetensors",
-    "json": "it looks like JSON, as a Hugging Face tokenizer.json is",
-}
 # Control pieces of a grown vocabulary, where START and STOP have ids between the others.
 START = "<text>"
 STOP = "</text>"
@@ -130,10 +123,10 @@ class Tokenizer(BaseTokenizer):
             size = self.model.vocab_size()
             pieces = [self.model.id_to_piece(i) for i in range(size)]
         except (RuntimeError, OSError, UnicodeDecodeError) as error:
-            kind = _KINDS.get(file_kind(path), "its content is of another kind, or incomplete")
             raise SpeechError(
-                f"{path} is damaged, or not a SentencePiece model ({kind}): delete it and "
-                "run 01_data_prep again, or choose another file."
+                f"{path} is damaged, or not a SentencePiece model "
+                f"({file_kind(path) or 'of an unknown kind'}): delete it and run 01_data_prep "
+                "again, or choose another file."
             ) from error
         control = {piece: i for i, piece in enumerate(pieces) if self.model.is_control(i)}
         is_grown = START in control and STOP in control

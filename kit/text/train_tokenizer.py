@@ -15,7 +15,6 @@ import json
 import os
 import random
 import struct
-import textwrap
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,15 +33,13 @@ from kit.text.espeak import phonemize
 from kit.text.normalize import normalize, unicode_script
 from kit.text.tokenizer import START, STOP, BaseTokenizer, Tokenizer, load_tokenizer
 
-_LONGEST_LINE = 1 << 18  # characters; SentencePiece silently drops lines that are too long
+_LONGEST_LINE_BYTES = 2**30  # SentencePiece silently drops lines that are too long
 _MAX_FITTINGS = 3  # reductions of a vocabulary: with fewer merges the counts change
 OFTEN = 100  # examples a piece should have (Gowda and May 2020, Findings of EMNLP)
 _OFTEN_SHARE = 0.95  # of the learned pieces that should have them (same paper)
-_SHORT_PIECES = 2  # characters; a shorter mean says that pieces are hardly more than letters
 CONTROL = 3  # ModelProto.SentencePiece.Type; a piece without one is a normal one
 MAX_UNKNOWN_RATE = 0.001  # of the pieces of a text, beyond which a tokenizer cannot spell it
 SAVE_ROWS = 10_000  # rows of an extracted text between two saves
-_RARE = 5  # a character seen fewer times than this is hardly learned
 
 
 def train_tokenizer(source: Path | list[str], path: Path, config: TokenizerConfig) -> Path:
@@ -54,7 +51,7 @@ def train_tokenizer(source: Path | list[str], path: Path, config: TokenizerConfi
     if config.phonemes:
         source = phonemize([line for line in source if line.strip()], config.phonemes)
     lines = _sample(source, config)
-    first = next((line for line in lines if line.strip()), None)
+    first = next(lines, None)
     if first is None:
         raise KitError("There is no text to train a tokenizer on: every line was empty.")
     model = io.BytesIO()
@@ -69,7 +66,7 @@ def train_tokenizer(source: Path | list[str], path: Path, config: TokenizerConfi
             byte_fallback=config.byte_fallback,
             character_coverage=config.character_coverage,
             train_extremely_large_corpus=config.train_extremely_large_corpus,
-            max_sentence_length=4 * _LONGEST_LINE,  # bytes
+            max_sentence_length=_LONGEST_LINE_BYTES,
             normalization_rule_name="identity",  # `kit.text.normalize` has the last word
             num_threads=config.threads,
             control_symbols=[f"<phonemes:{config.phonemes}>"] if config.phonemes else [],
@@ -118,20 +115,14 @@ def train_fitted_tokenizer(
 def _sample(source: Path | list[str], config: TokenizerConfig) -> Iterator[str]:
     """Every line, or `input_sentence_size` of them drawn without holding the others.
 
-    Lines that are too long are broken between words.
-
     SentencePiece's own draw differs from one process to the next, whatever its seed. This is
     selection sampling (Knuth, The Art of Computer Programming 2, 3.4.2, algorithm S).
     """
-    size = config.input_sentence_size
 
     def lines() -> Iterator[str]:
-        for text in source if isinstance(source, list) else open_source(source):
-            if len(text) > _LONGEST_LINE:
-                yield from textwrap.wrap(text, _LONGEST_LINE, break_on_hyphens=False)
-            elif text.strip():
-                yield text
+        return filter(str.strip, source if isinstance(source, list) else open_source(source))
 
+    size = config.input_sentence_size
     left = sum(1 for _ in lines()) if size else 0
     if left <= size:
         yield from lines()
@@ -148,8 +139,8 @@ def tokenizer_report(tokenizer: BaseTokenizer, texts: list[str]) -> dict:
     """Measure the fit on held-out `texts`, normalised as the training text was.
 
     `byte_rate` and `unknown_rate` are shares of pieces, `round_trip` of texts that decode
-    unchanged, `scripts` of letters, `covered` of characters with a piece of their own; `rare`
-    characters are seen fewer than five times. Raises SpeechError when `texts` has no word.
+    unchanged, `scripts` of letters, `covered` of characters with a piece of their own. Raises
+    SpeechError when `texts` has no word.
     """
     texts = [tokenizer.spell(t) for t in texts]
     ids = [tokenizer.tokenize(t) for t in texts]
@@ -163,14 +154,12 @@ def tokenizer_report(tokenizer: BaseTokenizer, texts: list[str]) -> dict:
     seen = characters.total() - characters[" "]
     return {
         "vocab_size": tokenizer.vocab_size,
-        "characters_per_token": characters.total() / pieces,
         "tokens_per_character": pieces / characters.total(),
         "tokens_per_word": pieces / words,
         "byte_rate": kinds["byte"] / pieces,
         "unknown_rate": kinds["unknown"] / pieces,
         "round_trip": sum(tokenizer.decode(i) == t for i, t in zip(ids, texts)) / len(texts),
         "scripts": script_shares(characters),
-        "rare": sorted(c for c, n in characters.items() if n < _RARE and c != " "),
         "uncovered": uncovered,
         "covered": 1 - sum(characters[c] for c in uncovered) / seen,
     }
@@ -202,8 +191,8 @@ def vocabulary_advice(
     if base is not None and not isinstance(base, Tokenizer):
         return tokenizer.vocab_size, base.describe_growth(tokenizer)
     size = tokenizer.piece_count
-    normal = {i: tokenizer.piece(i) for i in range(size) if not tokenizer.kind(i)}
-    learned = {i: text for i, text in normal.items() if len(text) > 1}
+    pieces = {i: tokenizer.piece(i) for i in range(size) if not tokenizer.kind(i)}
+    learned = {i: text for i, text in pieces.items() if len(text) > 1}
     frequent = [text for i, text in learned.items() if counts.get(i, 0) >= OFTEN]
     often = len(frequent)
     parts = substrings(frequent)
@@ -212,15 +201,6 @@ def vocabulary_advice(
         return size - len(learned) + often, (
             f"Too large for this text: {rare} of {len(learned)} tokens longer than a character "
             f"occur fewer than {OFTEN} times, too few to learn how they sound."
-        )
-    kept = {i: n for i, n in counts.items() if i in normal}
-    characters = sum(len(normal[i]) * n for i, n in kept.items())
-    length = characters / max(1, sum(kept.values()))  # the mark of a word's start included
-    if length < _SHORT_PIECES:
-        return size + max(len(learned), size // 4), (
-            f"Rather small: a token is {length:.1f} characters on average, so sequences are long, "
-            f"and {often} of {len(learned)} longer tokens occur {OFTEN} times or more: there is "
-            "room for more."
         )
     return size, f"Fits: {often} of {len(learned)} longer tokens occur {OFTEN} times or more."
 

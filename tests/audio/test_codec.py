@@ -45,16 +45,6 @@ def test_the_pieces_join_to_the_whole(codec, count, seed):
     assert torch.allclose(wave, codec.decode(codes[None])[0], atol=1e-5)
 
 
-def test_a_codec_of_the_usual_size_joins_too():
-    torch.manual_seed(0)
-    codec = MelCodec(type(CODEC)())  # 24 iterations, 48 codes of context
-    codec.magnitude_head.weight.data *= 3  # an untrained codec hums on one note
-    codes = some_codes(codec, 150)
-    wave = streamed(AudioStream(codec, first=4, longest=30), list(codes.split(3)))
-    whole = codec.decode(codes[None])[0]
-    assert (wave - whole).abs().max() <= 1e-5 * whole.abs().max()
-
-
 def test_the_first_sound_comes_as_soon_as_it_is_settled_and_pieces_grow_to_the_longest(codec):
     stream, codes = AudioStream(codec, first=5), some_codes(codec, 100)
     counts = [len(stream.push(code)) for code in codes.split(1)]

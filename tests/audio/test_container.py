@@ -7,7 +7,7 @@ import av
 import numpy as np
 import pytest
 import soundfile
-from clips import encoded, flac_telling, voice, written
+from clips import cut_short, encoded, flac_telling, voice, written
 from helpers import RATE, speech
 
 from kit.audio import container
@@ -38,10 +38,10 @@ def test_a_wav_from_a_pipe_is_read_to_the_end_of_the_file(tmp_path, size):
     path = written(tmp_path, with_data_bytes(size, encoded(SECOND)))
     assert np.array_equal(read_clip(path)[0], FLOATS)
     assert measure_clip(path).seconds == 1
-    with open_audio(path) as (sound, length):
-        assert length == (RATE, RATE, "")
+    with open_audio(path) as (sound, seconds):
+        assert (sound.frames, seconds) == (RATE, 1)
         sound.seek(20_000)
-        assert np.array_equal(sound.read(dtype="int16"), SECOND[20_000:])
+        assert np.array_equal(sound.read(dtype="float32"), FLOATS[20_000:])
 
 
 @pytest.mark.parametrize("subtype", ["PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE"])
@@ -128,26 +128,15 @@ def test_other_formats_are_read_to_their_end_or_refused_if_truncated(tmp_path, n
     assert "truncated" in refused(written(tmp_path, data[: len(data) // 2], name))
 
 
-def truncated(share: float = 0.5, **how) -> bytes:
-    data = encoded(speech(3), **how)
-    return data[: int(share * len(data))]
-
-
 # What is wrong, and facts that the reason must hold; the commoner faults are clips.BAD.
 UNREADABLE = {
-    "RF64": (lambda: truncated(format="RF64"), ["truncated", "of 66,150"]),
+    "RF64": (lambda: cut_short(format="RF64"), ["truncated", "of 22,050"]),
     "a WAV that says too much": (
         lambda: with_data_bytes(60_000, encoded(SECOND)),
         ["22,050 of 30,000"],
     ),
-    "two rates": (
-        lambda: mp3(speech()) + mp3(speech(1, rate=44_100), 44_100),
-        ["22,050 Hz", "44,100 Hz"],
-    ),
-    "mono and stereo": (
-        lambda: mp3(speech()) + mp3(np.stack(2 * [speech()], axis=1)),
-        ["1 channels", "in 2"],
-    ),
+    "two rates": (lambda: mp3(speech()) + mp3(speech(1, rate=44_100), 44_100), ["joined"]),
+    "mono and stereo": (lambda: mp3(speech()) + mp3(np.stack(2 * [speech()], axis=1)), ["joined"]),
     # FFmpeg would open what a playlist names.
     "a playlist": (lambda: b"#EXTM3U\nfile:///etc/passwd\n", ["cannot be read as audio"]),
 }
@@ -160,23 +149,15 @@ def test_what_cannot_be_read_to_its_end_is_refused(tmp_path, kind):
     assert all(word in reason for word in words), reason
 
 
-@pytest.mark.parametrize("format", ["FLAC", "MP3"])
-def test_of_a_truncated_recording_the_part_that_is_there_can_be_read(tmp_path, format):
-    path = written(tmp_path, truncated(format=format))
-    with open_audio(path) as (sound, length):
-        assert "truncated" in length.problem and length.expected == 3 * RATE
-        assert RATE < length.frames == len(sound.read()) < 2 * RATE
-
-
 def test_what_is_longer_than_asked_for_is_not_decoded_further(tmp_path, monkeypatch):
     path = str(tmp_path / "a.m4a")
     written_by_av(path, speech(30, rate=44_100), *CODECS["a.m4a"])
     mp3_path = written(tmp_path, mp3(speech(30)), "a.mp3")
     flac_path = written(tmp_path, flac_telling(0, 30), "a.flac")  # of unknown length
     for given in (path, mp3_path, flac_path):
-        with open_audio(given, max_s=2.0) as (sound, length):
-            assert 2 <= length.frames / sound.samplerate < 2.2 and not length.problem
-            assert length.expected / sound.samplerate == pytest.approx(30, abs=0.1)
+        with open_audio(given, max_s=2.0) as (sound, seconds):
+            assert 2 <= sound.frames / sound.samplerate < 2.2
+            assert seconds == pytest.approx(30, abs=0.1)
         assert duration_s(given) == pytest.approx(30, abs=0.1)
         measure = measure_clip(given, decode_s=14.0)
         assert measure.seconds == pytest.approx(30, abs=0.1) and measure.peak is None
@@ -195,10 +176,9 @@ def test_many_samples_are_decoded_into_a_file(tmp_path, monkeypatch):
 
 def test_what_follows_the_last_frame_of_an_mp3_is_no_sound_and_its_suffix_decides_nothing(tmp_path):
     frames = mp3(speech())
-    alone = read_clip(written(tmp_path, frames, "a.mp3"))[0]
-    for rest in (b"LYRICSBEGIN" * 300, bytes(3000), b"TAG" + bytes(125)):
-        wave = read_clip(written(tmp_path, frames + rest, "b.mp3"))[0]
+    alone = read_clip(written(tmp_path, frames, "a.wav"))[0]
+    assert len(alone) == RATE
+    for rest in (b"LYRICSBEGIN" * 300, b"TAG" + bytes(125)):
+        wave = read_clip(written(tmp_path, frames + rest, "b"))[0]
         assert np.array_equal(wave[: len(alone)], alone)
         assert len(wave) < 1.05 * len(alone), "but for what the encoder added"
-    for name in ("a.wav", "A.Mp3", "a"):
-        assert measure_clip(written(tmp_path, frames, name)).seconds == 1

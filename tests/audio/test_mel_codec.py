@@ -8,16 +8,14 @@ import pytest
 import torch
 import torchaudio
 from helpers import CODEC, RATE, speech, trained_codec, waves
-from torch import Tensor
 
 from kit.audio.codec import ClipWithStates, load_codec, mels_and_codes, save_codec
 from kit.audio.fitting import FSQ
 from kit.audio.mel_codec import MelCodec
 from kit.audio.spectrogram import Mel
-from kit.audio.vocoder import Vocoder, compare_waves
 from kit.base.errors import KitError
 from kit.base.tensor_file import file_bytes
-from kit.settings import MelCodecConfig, MelConfig
+from kit.settings import MelCodecConfig
 
 PER_CODE = CODEC.hop_length * CODEC.frames_per_code
 
@@ -52,18 +50,6 @@ def test_sound_is_as_long_as_its_codes_and_a_batch_is_each_row_alone(codec, coun
     assert together.shape == (3, count * PER_CODE) and torch.isfinite(together).all()
     alone = torch.cat([codec.decode(row[None]) for row in codes])
     assert torch.allclose(together, alone, atol=1e-5)
-
-
-@pytest.mark.parametrize(("start", "end"), [(0, 30), (5, 45), (69, 70)])
-@pytest.mark.parametrize("sound", ["griffin_lim", "vocoder"])
-def test_a_part_with_context_sounds_as_in_the_whole(codec, start, end, sound):
-    codec = with_vocoder(codec) if sound == "vocoder" else codec
-    codes = torch.randint(0, codec.vocab_size, (1, 70))
-    first = max(0, start - codec.context)
-    part = codec.decode(codes[:, first : end + codec.context], first)
-    part = part[:, (start - first) * PER_CODE :][:, : (end - start) * PER_CODE]
-    whole = codec.decode(codes)[:, start * PER_CODE : end * PER_CODE]
-    assert torch.allclose(part, whole, atol=1e-5)
 
 
 @pytest.mark.parametrize("levels", [(4, 3, 5), (2,), (8, 5, 5, 5)])
@@ -151,10 +137,7 @@ def test_a_vocoder_learns_to_sound_and_no_code_changes(codec, tmp_path):
         sounds.append(made.decode(codes))
         assert not torch.equal(sounds[-1], before)
     assert torch.equal(*sounds) and codec.decode(codes).shape == sounds[0].shape
-    trips = made.round_trips(wave[0])
-    assert torch.equal(trips["codec round trip"], sounds[0][0])
-    assert torch.equal(trips["the same codes by Griffin-Lim"], codec.decode(codes)[0])
-    assert list(codec.round_trips(wave[0])) == ["codec round trip"]
+    assert torch.equal(made.round_trip(wave[0]), sounds[0][0])
     save_codec(made, tmp_path / "codec.safetensors")
     again = load_codec(tmp_path / "codec.safetensors")
     assert torch.equal(again.decode(codes), sounds[0])
@@ -173,10 +156,11 @@ def stated_clips(codec: MelCodec) -> list[ClipWithStates]:
     return clips
 
 
-@pytest.mark.parametrize("sharpen_steps", [0, 3])
-def test_states_change_the_sound_once_they_are_learnt_and_no_code(codec, sharpen_steps):
-    codec = copy.deepcopy(codec)
-    codec.config = dataclasses.replace(codec.config, sharpen_steps=sharpen_steps)
+@pytest.mark.parametrize("sound", ["griffin_lim", "sharpened", "vocoder"])
+def test_states_change_the_sound_once_they_are_learnt_and_no_code(codec, sound):
+    codec = with_vocoder(codec) if sound == "vocoder" else copy.deepcopy(codec)
+    if sound == "sharpened":
+        codec.config = dataclasses.replace(codec.config, sharpen_steps=3)
     clips = stated_clips(codec)
     stated = codec.with_state_inputs(6)
     codes, states = clips[0].codes[None], clips[0].states[None].float()
@@ -185,9 +169,10 @@ def test_states_change_the_sound_once_they_are_learnt_and_no_code(codec, sharpen
     assert torch.equal(stated.decode(codes, states=states), before)
 
     error = stated.decoder_error(clips)
-    steps = list(stated.finetune_decoder(clips, 12, "cpu"))
-    assert steps == [(step, 12) for step in range(1, 13)] and not stated.training
-    assert stated.decoder_error(clips) < error or sharpen_steps
+    count, total = {"griffin_lim": (12, 12), "sharpened": (3, 3), "vocoder": (3, 6)}[sound]
+    steps = list(stated.finetune_decoder(clips, count, "cpu"))
+    assert steps == [(step, total) for step in range(1, total + 1)] and not stated.training
+    assert stated.decoder_error(clips) < error or sound != "griffin_lim"
     after = stated.decode(codes, states=states)
     assert not torch.equal(after, before) and torch.equal(codec.decode(codes), before)
     assert not torch.equal(stated.decode(codes, states=states + 1), after)
@@ -218,30 +203,6 @@ def test_sound_codes_and_states_are_of_the_same_moment():
     assert torch.equal(some.codes, starts + torch.arange(4))
     assert torch.equal(some.states[..., 0], some.codes.float())
     assert torch.equal(some.wave[:, 32:-32], 32 * starts + torch.arange(1.0, 7 * 16 + 1))
-
-
-@pytest.mark.long
-def test_a_vocoder_learns_the_sound_of_states_in_its_turn(codec):
-    sizes = {"vocoder_steps": 15, "vocoder_width": 24, "vocoder_blocks": 1}
-    codec = MelCodec(dataclasses.replace(codec.config, **sizes))
-    list(codec.train_vocoder(waves(), "cpu"))
-    clips = stated_clips(codec)
-    stated = codec.with_state_inputs(6)
-    before = copy.deepcopy(stated)
-    steps = list(stated.finetune_decoder(clips, 15, "cpu"))
-    assert steps == [(step, 30) for step in range(1, 31)]
-
-    def error(vocoder: Vocoder, clip: ClipWithStates) -> Tensor:
-        """Of a clip as `stated` decodes its states, through `vocoder`."""
-        magnitude = stated.log_magnitude_of(clip.codes[None], clip.states[None].float())
-        made = vocoder(magnitude)[:, : len(clip.wave)]
-        return compare_waves(clip.wave[None, : made.shape[1]], made, stated.mel)[2]
-
-    with torch.no_grad():
-        after = sum(error(stated.vocoder, clip) for clip in clips[:4])
-        assert after < sum(error(before.vocoder, clip) for clip in clips[:4])
-    wave = waves()[0][None]
-    assert torch.equal(stated.encode(wave), codec.encode(wave))
 
 
 @pytest.mark.parametrize("state_width", [0, 4])
@@ -315,16 +276,6 @@ def test_settings_that_cannot_work_and_codes_outside_the_vocabulary_are_refused(
             codec.decode(torch.tensor([[3, code]]))
 
 
-def test_a_power_above_1_makes_what_is_loud_louder_and_what_is_quiet_quieter():
-    log_magnitude = torch.rand(1, 513, 12, generator=torch.Generator().manual_seed(0))
-    plain, clearer = (
-        MelCodec(MelCodecConfig(**{**vars(CODEC), "griffin_lim_power": power})).eval()
-        for power in (1.0, 1.2)
-    )
-    expected = plain.by_griffin_lim(1.2 * log_magnitude)
-    torch.testing.assert_close(clearer.by_griffin_lim(log_magnitude), expected)
-
-
 OTHER_SIZES = [{"griffin_lim_iters": 0}, {"frames_per_code": 3}, {"blocks": 1}, {"n_fft": 768}]
 OTHER_SIZES += [{"vocoder_steps": 1, "vocoder_width": 16, "vocoder_blocks": 2}]
 
@@ -352,12 +303,3 @@ def test_beyond_a_clip_shorter_than_a_crop_is_silence_and_its_last_code(codes):
     sound = torch.where(place <= 32 * codes, place, 0)
     assert torch.equal(some.wave[0], torch.cat((torch.zeros(32), sound)))
     assert some.codes[0].tolist() == [min(i, codes - 1) for i in range(4)]
-
-
-def test_codes_do_not_depend_on_the_log_mels_of_the_references(codec):
-    clips = waves()[:3]
-    codes = mels_and_codes(codec, Mel(), clips)[1]
-    mels, same = mels_and_codes(codec, Mel(MelConfig(sample_rate=16_000, n_mels=40)), clips)
-    assert all(torch.equal(a, b) for a, b in zip(codes, same))
-    frames = [math.ceil(len(clip) * 16_000 / RATE) // 256 + 1 for clip in clips]
-    assert [mel.shape for mel in mels] == [(40, count) for count in frames]

@@ -14,7 +14,7 @@ from kit.audio import recognizer
 from kit.audio.recognizer import Recognizer
 from kit.base.config import build, load_preset
 from kit.base.errors import KitError
-from kit.base.tensor_file import contents, file_bytes, take_layers
+from kit.base.tensor_file import contents, take_layers
 from kit.settings import MelConfig, RecognizerConfig
 
 CONFIG = RecognizerConfig(width=32, blocks=1, steps=12, batch=8)
@@ -60,15 +60,6 @@ def test_training_on_real_speech_lowers_the_loss_and_survives_the_disk(tmp_path)
     assert again.transcribe(mels()[:5]) == model.transcribe(mels()[:5])
 
 
-def test_a_damaged_recogniser_names_file_and_notebook(tmp_path):
-    path = tmp_path / "r.safetensors"
-    recognizer.save_recognizer(Recognizer(CONFIG, "ab"), path)
-    for data in (path.read_bytes()[:-9], b"", b"x" * 99, None):
-        path.write_bytes(data) if data is not None else path.unlink()
-        with pytest.raises(KitError, match=r"r\.safetensors.*01_data_prep"):
-            recognizer.load_recognizer(path)
-
-
 def test_the_front_end_is_saved_with_the_recogniser(tmp_path):
     path = tmp_path / "r.safetensors"
     narrow = MelConfig(sample_rate=16_000, hop_length=160, n_mels=40)
@@ -80,11 +71,6 @@ def test_the_front_end_is_saved_with_the_recogniser(tmp_path):
     slower = copy.deepcopy(model)  # the same weights and filters, other frames
     slower.front_end.config = dataclasses.replace(narrow, hop_length=320)
     assert slower.fingerprint() != model.fingerprint()
-    weights, header = contents(path)
-    del header["front_end"]
-    path.write_bytes(file_bytes(weights, header))
-    with pytest.raises(KitError, match=r"front_end.*01_data_prep"):
-        recognizer.load_recognizer(path)
 
 
 @pytest.mark.parametrize("preset", ["cpu", "t4"])

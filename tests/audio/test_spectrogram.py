@@ -13,7 +13,7 @@ from released_sound import spoken
 from kit.audio import spectrogram
 from kit.audio.clip import resampled
 from kit.audio.spectrogram import Mel
-from kit.base.errors import KitError, Note, SpeechError
+from kit.base.errors import KitError, SpeechError
 from kit.extras.xtts_v2.codec import XTTSMel
 from kit.settings import MelConfig
 
@@ -75,7 +75,7 @@ NO_REFERENCES = {
 @pytest.mark.parametrize(("facts", "wave"), NO_REFERENCES.items())
 def test_what_is_no_reference_is_refused(wave, facts):
     with pytest.raises(SpeechError, match=facts):
-        spectrogram.reference_mels(wave, RATE, Mel())
+        spectrogram.require_reference(wave, RATE)
 
 
 def test_pieces_are_four_seconds_and_a_short_rest_is_left_out():
@@ -94,14 +94,6 @@ def test_a_reference_is_always_full_the_loudest_part_and_no_pause():
     mel[:, 45:48] = -5.0
     mel[:, 120:135] = -2.9
     assert torch.equal(spectrogram.reference_mel(mel, 20), mel[:, 30:50])
-
-
-def test_channels_that_cancel_give_one_of_them_and_a_note(tmp_path):
-    wave = spoken(RATE)
-    path = written(tmp_path / "inverted.wav", torch.stack((wave, -wave)), RATE)
-    with pytest.warns(Note, match=r"inverted\.wav cancel each other"):
-        reference = spectrogram.load_reference(path, RATE)
-    assert torch.allclose(reference.abs(), wave.abs(), atol=1e-3)
 
 
 def test_a_torchaudio_that_torch_refuses_says_what_to_install(monkeypatch):

@@ -15,7 +15,6 @@ AMHARIC = [
     # amounts
     ("205, 1000, 1234, 15,000", "ሁለት መቶ አምስት, አንድ ሺህ, አንድ ሺህ ሁለት መቶ ሰላሳ አራት, አስራ አምስት ሺህ"),
     ("1,000,000, 2000000001, ٣ እና ५, 3.5", "አንድ ሚሊዮን, ሁለት ቢሊዮን አንድ, ሶስት እና አምስት, ሶስት ነጥብ አምስት"),
-    ("2.5 %, $5, 20€, 500 ብር", "ሁለት ነጥብ አምስት በመቶ, አምስት ዶላር, ሀያ ዩሮ, አምስት መቶ ብር"),
     ("5.50 ብር, 7.00 ብር, -5 ዲግሪ", "አምስት ብር ከሀምሳ ሳንቲም, ሰባት ብር, ነጌቲቭ አምስት ዲግሪ"),
     ("−5 °C, 1°, ክፍል A-5, ኮቪድ-19", "ነጌቲቭ አምስት ዲግሪ ሴልሺየስ, አንድ ዲግሪ, ክፍል a አምስት, ኮቪድ አስራ ዘጠኝ"),
     ("5€ እና £5, £2.50, $0.50", "አምስት ዩሮ እና አምስት ፓውንድ, ሁለት ፓውንድ ከሀምሳ ፔንስ, ሀምሳ ሳንቲም"),
@@ -33,7 +32,6 @@ AMHARIC = [
     ("፩, ፲፩, ፻, ፳፻፲፯, ፼, ፲፪ኛ", "አንድ, አስራ አንድ, አንድ መቶ, ሁለት ሺህ አስራ ሰባት, አስር ሺህ, አስራ ሁለተኛ"),
     # short forms
     ("በ፲፱፻፹፰ ዓ.ም. ተወለደ", "በአንድ ሺህ ዘጠኝ መቶ ሰማንያ ስምንት አመተ ምህረት ተወለደ"),
-    ("በ2017 ዓ.ም።", "በሁለት ሺህ አስራ ሰባት አመተ ምህረት."),
     ("ዓ/ም, እ.ኤ.አ. 2000, የዶ/ር አበበ", "አመተ ምህረት, እንደ ኤውሮፓ አቆጣጠር ሁለት ሺህ, የዶክተር አበበ"),
     ("ወ/ሮ አልማዝ, ወ/ሪት, ለት/ቤት", "ወይዘሮ አልማዝ, ወይዘሪት, ለትምህርት ቤት"),
     ("በት/ቤቶች እና ፍ/ቤቱን, ዶ/ርን, 5ኪ.ሜ. ርቀት", "በትምህርት ቤቶች እና ፍርድ ቤቱን, ዶክተርን, አምስት ኪሎ ሜትር ርቀት"),
@@ -42,13 +40,10 @@ AMHARIC = [
 ENGLISH = [
     ("“Hello”,  WORLD 42!", "hello, world forty two!"),
     ("1,234; 0, 007", "one thousand two hundred thirty four; zero, zero zero seven"),
-    ("1.2.2016 10:30", "one two two thousand sixteen ten thirty"),
     ("3.14, 50%, $5", "three point one four, fifty percent, five dollars"),
     ("the 1st, 2nd, 3rd and 12th", "the first, second, third and twelfth"),
-    ("20th, 21st, 100th", "twentieth, twenty first, one hundredth"),
     ("Dr. Smith & Mrs. Jones", "doctor smith and missus jones"),
     ("2-3, 3-1, 1.5-2 km", "two to three, three one, one point five to two km"),
-    ("-5 degrees, (-3.5)", "minus five degrees, minus three point five"),
     ("−5, –5 °C, 1°, -1 °F, 20℃", "minus five, minus five degrees celsius, one degree, "
      "minus one degree fahrenheit, twenty degrees celsius"),
     ("I don't know mp3, 5 − 3, word —5", "i don't know mp three, five minus three, word five"),
@@ -59,8 +54,6 @@ ENGLISH = [
      "five million euros"),
     ("$5m or £2bn, 1,000,000 or 3.5 kg", "five million dollars or two billion pounds, one million "
      "or three point five kg"),
-    ("5€, €5, 5 €, £5, ¥5, ₹5", "five euros, five euros, five euros, five pounds, five yen, "
-     "five rupees"),
     ("£2.50, $1.01, €0.50, $2.00", "two pounds fifty pence, one dollar one cent, fifty cents, "
      "two dollars"),
     ("£2,50, $2.5, $2.505", "two pounds fifty pence, two point five dollars, "
@@ -73,13 +66,11 @@ ENGLISH = [
      "one thousand nine hundred ninety to one thousand nine hundred ninety five"),
     ("1990s, the 90s, 1900s, 2000s, 2010s", "nineteen nineties, the nineties, nineteen hundreds, "
      "two thousands, twenty tens"),
-    ("0911-23-45-67", "zero nine one one twenty three forty five sixty seven"),
 ]  # fmt: skip
 RUSSIAN = [
     (language_example("ru"), "мука: две тысячи триста пятьдесят один рубль."),
     ("+Окна, вол+ос: 2+2", "окна, волос: два + два"),
     ("0, 14, 100, 1000", "ноль, четырнадцать, сто, одна тысяча"),
-    ("12000; 21 342", "двенадцать тысяч; двадцать одна тысяча триста сорок два"),
     ("2000111", "два миллиона сто одиннадцать"),
     ("5 000 000 007", "пять миллиардов семь"),
 ]
@@ -87,26 +78,21 @@ TURKISH = [
     ("Iğdır'da IŞIK, İstanbul'da İYİ!", "ığdırda ışık, istanbulda iyi!"),
     ("I\u0307zmir", "izmir"),  # the dot as a mark of its own
     ("0, 7, 10, 45; 100 kişi, 1000, 1101", "sıfır, yedi, on, kırk beş; yüz kişi, bin, bin yüz bir"),
-    ("1.250 lira, 1.250.000", "bin iki yüz elli lira, bir milyon iki yüz elli bin"),
     ("2,5 kilo; 3,05, 1,2,3", "iki virgül beş kilo; üç virgül sıfır beş, bir, iki, üç"),
     ("1.234,56 TL", "bin iki yüz otuz dört virgül elli altı lira"),
     ("%50 ve 12,5%, ₺20, 5 $", "yüzde elli ve yüzde on iki virgül beş, yirmi lira, beş dolar"),
     ("1990'da, 4'ü, 9'a, %20'si", "bin dokuz yüz doksanda, dördü, dokuza, yüzde yirmisi"),
     ("1. 2. 3. 4. 6. kat", "bir. iki. üç. dört. altıncı kat"),
     ("29. gün, 30. yıl, 100. yıl", "yirmi dokuzuncu gün, otuzuncu yıl, yüzüncü yıl"),
-    ("4. sınıf; 3'üncü, 4'üncü", "dördüncü sınıf; üçüncü, dördüncü"),
     ("Saat 14.30, 8:05", "saat on dört otuz, sekiz sıfır beş"),
     ("3.5 kg, 36.65, 1.000", "üç nokta beş kg, otuz altı nokta altmış beş, bin"),
-    ("29.10.1923", "yirmi dokuz on bin dokuz yüz yirmi üç"),
     ("0532 123", "sıfır beş üç iki yüz yirmi üç"),
     ("Prof. Dr. Kaya & oğlu, vb.", "profesör doktor kaya ve oğlu, ve benzeri"),
-    ("-5 derece, (-3,5)", "eksi beş derece, eksi üç virgül beş"),
     ("−5, –5 °C'de, 1°", "eksi beş, eksi beş santigrat derecede, bir derece"),
     ("A-5, covid-19, 10-15", "a beş, covid on dokuz, on on beş"),
     ("$5 milyon, 5 milyon TL, 1 milyar €", "beş milyon dolar, beş milyon lira, bir milyar euro"),
     ("£2,50, £2.50", "iki virgül elli sterlin, iki virgül elli sterlin"),
     ("-%5, 5%-10%, %5-10", "eksi yüzde beş, yüzde beş yüzde on, yüzde beş on"),
-    ("1990'lar, 2'nci, 12:30", "bin dokuz yüz doksanlar, ikinci, on iki otuz"),
 ]
 TABLES = {"am": AMHARIC, "en": ENGLISH, "ru": RUSSIAN, "tr": TURKISH}
 ROWS = [(language, *row) for language, rows in TABLES.items() for row in rows]

@@ -42,24 +42,13 @@ def test_what_cannot_be_said_names_the_letters_and_the_fix(text, facts):
         tokenizer().encode_checked(normalize(text))
 
 
-KINDS = {
-    "it is empty": b"",
-    "of another kind": b"not a model",
-    "a zip archive or a PyTorch checkpoint": b"PK\x03\x04" + bytes(40),
-    "safetensors": b"\x40\0\0\0\0\0\0\0{}",
-    "a Hugging Face tokenizer.json": b'{"version": "1.0"}',
-    "incomplete": None,
-    "01_data_prep": None,
-}
-
-
-@pytest.mark.parametrize(("kind", "data"), KINDS.items())
-def test_a_file_that_is_no_tokenizer_is_reported(tmp_path, kind, data):
+def test_a_file_that_is_no_tokenizer_is_reported(tmp_path):
     path = tmp_path / "other.model"
-    if kind == "incomplete":
-        data = tokenizer().file_bytes()
-        data = data[: len(data) // 2]
-    if data is not None:
-        path.write_bytes(data)
-    with pytest.raises(SpeechError, match=rf"other\.model.*{kind}"):
+    with pytest.raises(SpeechError, match=r"other\.model.*01_data_prep"):
         Tokenizer(path)
+    whole = tokenizer().file_bytes()
+    kinds = {"empty": b"", "of an unknown kind": b"not a model", "zip": b"PK\x03\x04" + bytes(40)}
+    for kind, data in (kinds | {"damaged": whole[: len(whole) // 2]}).items():
+        path.write_bytes(data)
+        with pytest.raises(SpeechError, match=rf"other\.model.*{kind}"):
+            Tokenizer(path)

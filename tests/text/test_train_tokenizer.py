@@ -66,16 +66,13 @@ def test_no_text_and_vocabularies_too_small_or_too_large_are_refused(tmp_path):
     assert len(pieces(path)) == made  # the old file stands
 
 
-def test_a_draw_takes_so_many_lines_and_a_long_line_is_kept(tmp_path):
+def test_a_draw_takes_so_many_lines(tmp_path):
     lines = [chr(0x1200 + i) for i in range(50)]  # each line its own letter
     config = TokenizerConfig(vocab_size=400, input_sentence_size=20)
     t = Tokenizer(train_tokenizer(lines, tmp_path / "m", config))
     assert 50 - len(t.uncovered("".join(lines))) == 20
     whole = Tokenizer(train_tokenizer(lines, tmp_path / "m", SMALL))
     assert whole.uncovered("".join(lines)) == []
-    # A line longer than SentencePiece takes by itself is kept.
-    t = Tokenizer(train_tokenizer(["ሰላም " * 3000 + "ጸ", "ሰው"], tmp_path / "m", SMALL))
-    assert t.uncovered("ጸ") == []
 
 
 WRONG = [{"kind": "wordpiece"}, {"vocab_size": 0}, {"character_coverage": 1.5}, {"threads": 0}]
@@ -98,11 +95,10 @@ def test_the_report_counts_by_hand(tmp_path):
     report = training.tokenizer_report(t, texts)
     total = sum(len(t.encode(text)) for text in texts)
     assert report["tokens_per_word"] == total / 3
-    assert report["characters_per_token"] == 8 / total == 1 / report["tokens_per_character"]
+    assert report["tokens_per_character"] == total / 8
     assert report["byte_rate"] == 1 / total and report["unknown_rate"] == 0
     assert report["round_trip"] == 1 and report["uncovered"] == ["Z"]
     assert report["scripts"] == {"Ethiopic": 6 / 7, "Latin": 1 / 7}
-    assert report["rare"] == sorted(set("ሰላምለሁሉZ"))
     with pytest.raises(SpeechError, match="held-out sentences"):
         training.tokenizer_report(t, ["", " "])
     t = trained(tmp_path, vocab_size=30, byte_fallback=False)
@@ -238,7 +234,7 @@ def test_killed_at_any_row_it_ends_with_the_same_text(tmp_path, monkeypatch, see
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-@pytest.mark.parametrize("change", ["source", "language", "text gone", "text cut", "mark"])
+@pytest.mark.parametrize("change", ["source", "language", "text gone", "mark"])
 def test_what_changed_meanwhile_starts_again(tmp_path, change):
     source, folder = table(tmp_path / "t.csv"), tmp_path / "work"
     killed_at(30, "row", source, folder)
@@ -246,8 +242,6 @@ def test_what_changed_meanwhile_starts_again(tmp_path, change):
         table(source, 61)
     elif change == "text gone":
         (folder / ".extracted.txt").unlink()
-    elif change == "text cut":
-        (folder / ".extracted.txt").write_bytes(b"x")
     elif change == "mark":
         (folder / ".extracted.json").write_text("{")
     language = "en" if change == "language" else "am"
@@ -368,7 +362,7 @@ def test_nothing_is_left_after_a_failure(tmp_path, error):
     assert left(tmp_path) == ["t.csv"]
 
 
-def test_a_vocabulary_is_too_large_rather_small_or_fits(tmp_path):
+def test_a_vocabulary_is_too_large_or_fits(tmp_path):
     t = trained(tmp_path, vocab_size=300)
     more, reason = advice(t, REPEATED)  # no piece has 100 examples in 30 lines
     assert more < 0 and reason == "Too large for this text"
@@ -377,8 +371,6 @@ def test_a_vocabulary_is_too_large_rather_small_or_fits(tmp_path):
     rng = random.Random(0)  # any three letters in any order: every short row of them is frequent
     words = ["".join(rng.choices("ሀለመ", k=rng.randint(1, 6))) for _ in range(9000)]
     lines = [" ".join(words[i : i + 6]) for i in range(0, 9000, 6)]
-    more, reason = advice(trained(tmp_path, lines, vocab_size=265), lines)
-    assert more > 0 and reason == "Rather small"
     assert advice(trained(tmp_path, lines, vocab_size=300), lines) == (0, "Fits")
 
 

@@ -50,7 +50,7 @@ EXAMPLE_CLIPS = 12  # clips of the run in the example of a long recording
 EXAMPLE_PAUSE_S = 0.6  # of silence between them
 MAX_ROWS = 20  # in a table
 PLAYED = 2  # clips with a player
-COMPARED = ("vocab_size", "tokens_per_word", "characters_per_token", "byte_rate", "round_trip")
+COMPARED = ("vocab_size", "tokens_per_word", "tokens_per_character", "byte_rate", "round_trip")
 
 # No word has so long a silence inside. Longer pauses end clips first, long ones always.
 CUTS = SegmentConfig(min_s=2.0, max_s=12.0, least_pause_s=0.2, longest_pause_s=1.0)
@@ -305,7 +305,7 @@ def transcribed_parts(
             make = partial(_write_down, own, reader, recognizer, wavs, name)
             path = out / "transcribed" / f"{name}.{number}.json"
             yield cached_result(path, digest(key, *own), make, has_clips)
-        lost = [*gaps(spans, pauses, reader.total_s), *segmentation.missing_audio(reader)]
+        lost = gaps(spans, pauses, reader.total_s)
     yield {"clips": [], "losses": [_place(span) | {"reason": span.reason} for span in lost]}
 
 

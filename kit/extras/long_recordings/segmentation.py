@@ -237,15 +237,6 @@ def _read_transcript(path: Path) -> str:
         raise DatasetError(f"{path.name} is not valid UTF-8: {error.reason}") from error
 
 
-def missing_audio(reader: WindowReader) -> list[Span]:
-    """Return what the header declares and the file lacks."""
-    if not reader.extent.problem:
-        return []
-    reason = f"the recording is {reader.extent.problem}"
-    end_s = reader.extent.expected / reader.rate
-    return [Span(start_s=reader.total_s, end_s=end_s, reason=reason)]
-
-
 def seconds_of(audio: Path) -> float:
     """Return the seconds of a recording by its header; 0 where it cannot be read."""
     try:
@@ -343,7 +334,6 @@ class Segmenter:
                 tokens = alignment.read_tokens(text, self.recognizer, self.language, self.respell)
                 aligned = alignment.LongAligner(reader, tokens).run(progress)
                 clips, losses = plan_segments(aligned, tokens, reader.total_s, self.cuts)
-                losses += missing_audio(reader)
             except (DatasetError, OSError) as error:
                 if isinstance(error.__cause__ or error, OSError):  # it would stay a loss
                     raise DatasetError(f"{audio}: {error}. Change that, and run again.") from error

@@ -29,7 +29,6 @@ from torch import Tensor, nn
 from kit.audio.clip import import_torchaudio
 from kit.audio.codec import Codec, require_codes
 from kit.audio.vocoder import overlap_add
-from kit.base.config import require, require_within
 from kit.base.errors import KitError
 from kit.base.files import file_digest, make_folder
 from kit.base.hub import fetch_model, fetched
@@ -78,19 +77,6 @@ class NeuCodecConfig:
     def latent_width(self) -> int:
         """Width of what is quantised: the outputs of both encoders, concatenated."""
         return self.width + self.semantic_width
-
-    def __post_init__(self):
-        require_within(self, 1, 8192, "width", "semantic_width", "heads", "semantic_heads")
-        require_within(self, 1, 128, "layers", "semantic_layers")
-        require_within(self, 1, 4096, "acoustic_width")
-        require_within(self, 1, 10_000, "block")
-        require_within(self, 0, 10_000, "before", "after")
-        divides = self.width % math.lcm(GROUPS, self.heads) == 0
-        require(divides, self, "width", f"must divide by {GROUPS} and by {self.heads} heads.")
-        divides = self.semantic_width % self.semantic_heads == 0
-        require(divides, self, "semantic_width", f"must divide by {self.semantic_heads} heads.")
-        fix = "write OWNER/NAME, as on the hub."
-        require(self.repository.count("/") == 1, self, "repository", fix)
 
 
 class NeuCodec(nn.Module, Codec):
