@@ -19,6 +19,7 @@ from kit.base import extras
 from kit.base.config import build, checked
 from kit.base.errors import KitError
 from kit.base.tensor_file import load_module, save_module
+from kit.settings import MelConfig
 
 # `kind` in the settings and in a codec's file -> its class, imported when it is chosen. Extras
 # bring others.
@@ -48,10 +49,11 @@ class Codec(Protocol):
     """An `nn.Module` made of its config, which turns waveforms into codes and back.
 
     A subclass needs `encode`, `decode` and the attributes without a default. One with a
-    `speaker_width` also has `speaker_embedding(wave, sample_rate)`: reference (L,) -> (S,); one
-    that does not decode, `references_and_codes(waves)`: clips (L,) -> references (M, T) and codes
-    (N,). What `with_state_inputs` returns has `finetune_decoder(clips, steps, device)`, which
-    yields (step, steps), and `decoder_error(clips)`, the loss.
+    `mel_config` also has `encode_mels(mel, frames)`: padded log-mels (B, M, T) of so many frames
+    each -> codes (N,) of each; one with a `speaker_width`, `speaker_embedding(wave, sample_rate)`:
+    reference (L,) -> (S,); one that does not decode, `references_and_codes(waves)`: clips (L,) ->
+    references (M, T) and codes (N,). What `with_state_inputs` returns has `finetune_decoder(clips,
+    steps, device)`, which yields (step, steps), and `decoder_error(clips)`, the loss.
     """
 
     config_class: type  # its `CodecConfig`
@@ -60,6 +62,7 @@ class Codec(Protocol):
     frame_rate: float  # codes per second
     vocab_size: int
     context: int  # codes on either side that can influence the samples of a code
+    mel_config: MelConfig | None = None  # of the log-mels `encode_mels` takes; None: it takes none
     # For a codec that decodes from a model's hidden states and a speaker embedding; 0: it does not.
     state_width: int = 0
     state_context: int = 0  # `context` when decoding from states
@@ -147,6 +150,10 @@ def mels_and_codes(
     """Return log-mels (M, T) by `front_end` and codes (N,) of clips (L,) at `input_sample_rate`."""
     if not codec.decodes:
         return codec.references_and_codes(waves)
+    if codec.mel_config == front_end.config:  # the same log-mels are computed once
+        mel, frames = front_end.padded(waves)
+        mels = [row[:, :count] for row, count in zip(mel, frames)]
+        return mels, codec.encode_mels(mel, frames)
     return front_end.log_mels(waves, codec.input_sample_rate), codec.encode_clips(waves)
 
 

@@ -159,7 +159,6 @@ def _decode(
 
     resampler = av.AudioResampler(format="flt")
     rate_hz = channels = frames = 0
-    is_cut = False
     with _opened_by_av(path) as stream:
         declared_s = _declared_s(stream)
         try:
@@ -171,7 +170,6 @@ def _decode(
                         samples.write(block.to_ndarray().tobytes())
                 elif declared_s:
                     frames = max(frames, round(declared_s * rate_hz))
-                    is_cut = True
                     break
                 frames += block.samples
         except av.FFmpegError:
@@ -184,7 +182,7 @@ def _decode(
         if not frames:
             raise DatasetError(f"{path} is truncated: it has a header and 0 samples")
         kind = stream.container.format.name
-        if kind in ESTIMATED and not is_cut:
+        if kind in ESTIMATED:
             declared_s = 0.0
             # An MP3 that tells its encoder's delay tells its length, too, which soundfile reads;
             # FFmpeg takes it for an estimate where the size of the file does not fit.

@@ -55,6 +55,7 @@ class MelCodec(nn.Module, Codec):
         self.frame_rate = c.frame_rate
         self.vocab_size = math.prod(c.levels)
         self.state_width = c.state_width
+        self.mel_config = c.mel_config
         self.fsq = FSQ(c.levels)
         self.mel = Mel(c.mel_config)
         self.encoder = nn.Sequential(
@@ -111,10 +112,12 @@ class MelCodec(nn.Module, Codec):
     def encode(self, wave: Tensor) -> Tensor:
         return self.quantized(self._pad_frames(self.mel.log_mel(wave)))[1]
 
-    @torch.inference_mode()
     def encode_clips(self, waves: list[Tensor]) -> list[Tensor]:
-        mel, frames = self.mel.padded(waves)
-        codes = self.quantized(self._pad_frames(mel))[1]
+        return self.encode_mels(*self.mel.padded(waves))
+
+    @torch.inference_mode()
+    def encode_mels(self, mel: Tensor, frames: list[int]) -> list[Tensor]:
+        codes = self.quantized(self._pad_frames(mel.to(self.fsq.levels.device)))[1]
         counts = [-(-count // self.config.frames_per_code) for count in frames]
         return [row[:count] for row, count in zip(codes, counts)]
 

@@ -15,7 +15,7 @@ from kit.audio.mel_codec import MelCodec
 from kit.audio.spectrogram import Mel
 from kit.base.errors import KitError
 from kit.base.tensor_file import file_bytes
-from kit.settings import MelCodecConfig
+from kit.settings import MelCodecConfig, MelConfig
 
 PER_CODE = CODEC.hop_length * CODEC.frames_per_code
 
@@ -303,3 +303,12 @@ def test_beyond_a_clip_shorter_than_a_crop_is_silence_and_its_last_code(codes):
     sound = torch.where(place <= 32 * codes, place, 0)
     assert torch.equal(some.wave[0], torch.cat((torch.zeros(32), sound)))
     assert some.codes[0].tolist() == [min(i, codes - 1) for i in range(4)]
+
+
+def test_codes_do_not_depend_on_the_log_mels_of_the_references(codec):
+    clips = waves()[:3]
+    codes = mels_and_codes(codec, Mel(), clips)[1]
+    mels, same = mels_and_codes(codec, Mel(MelConfig(sample_rate=16_000, n_mels=40)), clips)
+    assert all(torch.equal(a, b) for a, b in zip(codes, same))
+    frames = [math.ceil(len(clip) * 16_000 / RATE) // 256 + 1 for clip in clips]
+    assert [mel.shape for mel in mels] == [(40, count) for count in frames]
