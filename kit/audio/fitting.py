@@ -20,6 +20,7 @@ from kit.base.errors import KitError
 from kit.base.hardware import autocast
 from kit.settings import FitConfig
 
+MAX_OVERFLOWS = 20  # steps in a row that fp16 may overflow while its loss scale settles
 TIMED_STEPS = 20  # after which the duration of the first cycle is predicted
 CLIP_NORM = 1.0  # not clipped, a codec's second cycle once diverged on a GPU (docs/measurements.md)
 
@@ -43,6 +44,7 @@ class FitSchedule:
         self.cycle_metrics: list[float] = []  # at the end of each cycle
         self.is_best = False  # whether the last step ended the best cycle so far
         self.losses: list[float] = []
+        self.skipped = 0  # steps that overflowed fp16
         self.reason = ""  # why training ended; "" while it has not
         self.start_s = time.monotonic()
         self.time_limit = f"the limit of {config.minutes:g} minutes, while still improving"
@@ -57,12 +59,14 @@ class FitSchedule:
     @property
     def ending(self) -> str:
         """Where and why training ended, as a phrase."""
-        return f"after {self.step:,} steps: {self.reason}"
+        skipped = f" ({self.skipped} skipped after fp16 overflows)" if self.skipped else ""
+        return f"after {self.step:,} steps{skipped}: {self.reason}"
 
-    def advance(self, loss: float) -> bool:
-        """Count a step; return whether a new cycle starts after it."""
+    def advance(self, loss: float, taken: bool) -> bool:
+        """Count a step, `taken` or skipped; return whether a new cycle starts after it."""
         self.step += 1
         self.losses.append(loss)
+        self.skipped += not taken
         at_end = self.step == self.steps
         self.is_best = False
         if self.evaluate and (at_end or self.step % self.config.look_every == 0):
@@ -128,6 +132,7 @@ class FitSchedule:
             "ended": self.reason,
             "cut_short": self.reason == self.time_limit,
             "minutes": self.config.minutes,  # the limit
+            "overflows": self.skipped,
             "held_out_by_step": [list(pair) for pair in self.metrics],
         }
 
@@ -142,12 +147,10 @@ def fit_model(
     betas: tuple[float, float],
     warmup_share: float,
 ) -> Losses:
-    """Train with AdamW on `batch_loss()` until the schedule ends; the model ends on the CPU.
-
-    Where the precision is fp16, it is fp32 here: of networks so small, half the bytes save little.
-    """
+    """Train with AdamW on `batch_loss()` until the schedule ends; the model ends on the CPU."""
     model.to(device)
-    precision = "fp32" if precision == "fp16" else precision
+    scaler = torch.amp.GradScaler(device, enabled=precision == "fp16")
+    not_finite = 0  # steps in a row
     best_weights = None
     optimizer = torch.optim.AdamW(model.parameters(), lr, betas, weight_decay=0.01, fused=True)
     lr_schedule = one_cycle(optimizer, lr, fit_schedule.cycle_steps, warmup_share)
@@ -155,16 +158,18 @@ def fit_model(
         model.train()
         with autocast(device, precision):
             loss = batch_loss()
-        if not math.isfinite(loss.item()):
+        not_finite = 0 if math.isfinite(loss.item()) else not_finite + 1
+        if not_finite > (MAX_OVERFLOWS if scaler.is_enabled() else 0):
             raise KitError(
                 f"The loss was {loss.item()} at step {fit_schedule.step + 1}. Lower `lr` (now "
                 f"{lr:g}), turn mixed precision off, or look for a recording with absurd samples; "
                 "then run again. This training saved nothing."
             )
-        take_step(optimizer, loss, CLIP_NORM)
-        lr_schedule.step()
+        taken = backward_and_step(loss, optimizer, scaler)
+        if taken:
+            lr_schedule.step()
         model.eval()  # to be evaluated
-        new_cycle = fit_schedule.advance(loss.item())
+        new_cycle = fit_schedule.advance(loss.item(), taken)
         if fit_schedule.is_best:
             best_weights = copy.deepcopy(model.state_dict())
         yield fit_schedule.step, loss.item()
@@ -183,11 +188,19 @@ def one_cycle(
     return torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, steps, pct_start=share)
 
 
-def take_step(optimizer: torch.optim.Optimizer, loss: Tensor, max_norm: float) -> None:
+def backward_and_step(
+    loss: Tensor, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler
+) -> bool:
+    """Take one clipped step, with loss scaling for fp16; return whether it was taken."""
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    norm = nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], CLIP_NORM)
+    taken = not scaler.is_enabled() or math.isfinite(norm.item())
+    if taken:
+        optimizer.step()
+    scaler.update()
     optimizer.zero_grad(set_to_none=True)
-    loss.backward()
-    nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], max_norm)
-    optimizer.step()
+    return taken
 
 
 class ConvNeXtBlock(nn.Module):

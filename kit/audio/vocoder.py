@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from kit.audio.fitting import ConvNeXtBlock, Losses, take_step
+from kit.audio.fitting import ConvNeXtBlock, Losses
 from kit.audio.spectrogram import Mel, squared_magnitude
 from kit.base.errors import KitError
 
@@ -181,13 +181,12 @@ def train_generator(
             pairs = list(zip(critics, real, generated, strict=True))
             if alternate:
                 pairs = [pairs[step % len(pairs)]]
-            critics_loss = sum(critic_loss(*pair) for pair in pairs)
-            take_step(critic_optimizer, critics_loss, CLIP_NORM)
+            take_step(critic_optimizer, sum(critic_loss(*pair) for pair in pairs))
             scores = sum(generator_loss(*pair) for pair in pairs) * len(critics) / len(pairs)
             loss = L1_WEIGHT * error + scores
         decay = 1 - (1 - FINAL_RATE) * step / steps
         optimizer.param_groups[0]["lr"] = peak * warmup * decay
-        take_step(optimizer, loss, CLIP_NORM)
+        take_step(optimizer, loss)
         yield step, error.item()
 
 
@@ -203,6 +202,13 @@ def generator_loss(critic: Critic, real: Tensor, generated: Tensor) -> Tensor:
     score, features = critic(generated)
     distance = sum(F.l1_loss(a, b) for a, b in zip(features, wanted)) / len(wanted)
     return FEATURE_WEIGHT * distance - score.mean()
+
+
+def take_step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], CLIP_NORM)
+    optimizer.step()
 
 
 def crops(waves: list[Tensor], samples: int, count: int, generator: torch.Generator) -> Tensor:

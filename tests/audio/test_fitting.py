@@ -1,4 +1,4 @@
-"""The small networks train safely, and for as long as a corpus asks."""
+"""The small networks train safely in fp16, and for as long as a corpus asks."""
 
 import dataclasses
 import math
@@ -13,6 +13,19 @@ from kit.audio.fitting import FitSchedule
 from kit.audio.mel_codec import MelCodec
 from kit.base.errors import KitError
 from kit.settings import FitConfig, RecognizerConfig
+
+
+def test_an_overflow_skips_the_step_and_lowers_the_scale():
+    torch.manual_seed(0)
+    layer = nn.Linear(4, 1, bias=False)
+    before = layer.weight.detach().clone()
+    optimizer = torch.optim.SGD(layer.parameters(), 1.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    for value, taken in ((math.inf, False), (1.0, True)):
+        loss = layer(torch.full((1, 4), value)).sum()
+        assert fitting.backward_and_step(loss, optimizer, scaler) == taken
+        assert torch.equal(layer.weight, before) != taken
+        assert scaler.get_scale() == 128.0 and layer.weight.grad is None
 
 
 def fit(name: str, clips: tuple, precision: str = "fp32", held_out: tuple = ([], [], []), **over):
@@ -38,9 +51,10 @@ BROKEN = [torch.full((22050,), math.nan)], [torch.full((80, 60), math.nan)], ["a
 
 
 @pytest.mark.parametrize("name", ["codec", "recogniser"])
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_a_loss_that_is_not_finite_ends_the_training_with_a_sentence(name, precision):
-    with pytest.raises(KitError, match=r"was nan at step 1\. Lower `lr` \(now 0\.00"):
+    step = fitting.MAX_OVERFLOWS + 1 if precision == "fp16" else 1
+    with pytest.raises(KitError, match=rf"was nan at step {step}\. Lower `lr` \(now 0\.00"):
         list(fit(name, BROKEN, precision, steps=90)[2])
 
 
@@ -54,7 +68,7 @@ def fit_schedule(figures: list[float], seconds_a_step: float = 0.1, **settings) 
         schedule = FitSchedule(config, evaluate=lambda: next(shown))
         while not schedule.reason:
             now_s += seconds_a_step
-            schedule.advance(1.0)
+            schedule.advance(1.0, taken=True)
     return schedule
 
 
@@ -106,8 +120,8 @@ def test_a_first_cycle_too_long_for_the_minutes_starts_again_where_it_may(second
 
 def test_without_held_out_clips_the_least_number_of_steps_is_taken_and_it_says_so():
     schedule = MelCodec(dataclasses.replace(CODEC, steps=2)).fit_schedule([])
-    assert not schedule.advance(1.0) and not schedule.reason
-    assert not schedule.advance(1.0) and "no held-out clips" in schedule.reason
+    assert not schedule.advance(1.0, taken=True) and not schedule.reason
+    assert not schedule.advance(1.0, taken=True) and "no held-out clips" in schedule.reason
 
 
 @pytest.mark.parametrize("name", ["codec", "recogniser"])
@@ -125,13 +139,28 @@ def test_the_same_corpus_and_seed_give_the_same_end_and_the_same_weights(name):
     assert ends[0] == ends[1]
 
 
-def test_gradients_are_clipped():
+def test_gradients_are_clipped_after_they_are_unscaled():
     layer = nn.Linear(4, 1, bias=False)
     before = layer.weight.detach().clone()
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
     loss = layer(torch.full((1, 4), 50.0)).sum()
-    fitting.take_step(torch.optim.SGD(layer.parameters(), 1.0), loss, fitting.CLIP_NORM)
+    fitting.backward_and_step(loss, torch.optim.SGD(layer.parameters(), 1.0), scaler)
     moved = float((layer.weight.detach() - before).norm())
     assert moved == pytest.approx(fitting.CLIP_NORM, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["codec", "recogniser"])
+def test_codec_and_recogniser_train_with_scaled_losses_in_fp16(monkeypatch, name):
+    scales, unscale = [], torch.amp.GradScaler.unscale_
+
+    def unscale_noted(scaler, optimizer):
+        scales.append(scaler.get_scale())
+        unscale(scaler, optimizer)
+
+    monkeypatch.setattr(torch.amp.GradScaler, "unscale_", unscale_noted)
+    steps = fit(name, corpus(), "fp16", steps=3)[2]
+    assert all(math.isfinite(loss) for _, loss in steps)
+    assert len(scales) == 3 and scales[0] == 65536.0
 
 
 @pytest.mark.parametrize("steps", [2, 3, 10, 11])
