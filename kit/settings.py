@@ -235,7 +235,6 @@ class MelCodecConfig(FitConfig, MelConfig):
 class DataConfig(Section):
     effective_batch: int = within(32, 1)  # utterances per optimiser step, however they are split
     micro_batch: int = within(32, 1)  # utterances per forward pass
-    effective_tokens: int = 0  # padded tokens per optimiser step instead; 0: count utterances
     sort_window: int = within(1024, 1)  # shuffled utterances sorted by length at a time
     # Share of the first epoch to begin with, from short to long (SortaGrad, Amodei et al. 2016).
     short_first: float = within(0.0, 0, 1)
@@ -275,11 +274,6 @@ class DataConfig(Section):
     @property
     def grad_accum(self) -> int:
         return self.effective_batch // self.micro_batch
-
-    @property
-    def micro_tokens(self) -> int:
-        """Padded tokens per forward pass; 0 where utterances are counted."""
-        return self.effective_tokens // self.grad_accum
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

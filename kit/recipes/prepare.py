@@ -20,7 +20,7 @@ from kit.base.errors import DatasetError, KitError
 from kit.base.files import digest, file_digest
 from kit.base.hardware import on_device
 from kit.base.run import read_run_file
-from kit.batches.batching import EXTRA_TOKENS, neighbours_waste, padding_waste
+from kit.batches.batching import EXTRA_TOKENS, padding_waste
 from kit.batches.code_cache import CodeCache, fixed_lengths, length_report
 from kit.batches.code_stream import CodeStream
 from kit.batches.encoding import build_cache, cache_key, fit_positions, manifest_limits
@@ -415,12 +415,13 @@ class Preparation:
         self.stream = CodeStream(self.cache, "train", config, partial(collate, self.model))
         waste = padding_waste(self.stream.lengths, config)
         padded = dataclasses.replace(config, grid_lengths=fixed_lengths(self.cache))
-        waste["neighbours, fixed lengths"] = neighbours_waste(self.stream.lengths, padded)
+        fixed = padding_waste(self.stream.lengths, padded)["neighbours in length"]
+        waste["neighbours, fixed lengths"] = fixed
         first = next(iter(self.stream))
         figures = {
             "padding": waste["neighbours in length"],
             "padding_any_order": waste["any order"],
-            "padding_fixed_lengths": waste["neighbours, fixed lengths"],
+            "padding_fixed_lengths": fixed,
         }
         self.active_run.record(data=figures)
         grid = tuple(first.micro[0].tokens.shape)

@@ -155,7 +155,7 @@ def draw_rows(task: Task, few_shapes: bool = False) -> Iterator[list[tuple]]:
             references = rng.standard_normal(shape, dtype=np.float32)
             parts = []
             first = 0
-            for rows in batching.micro_batches(batch, totals, data):
+            for rows in batching.chunks(batch, data.micro_batch):
                 length = batching.padded(max(totals[i] for i in rows), data)
                 part = slice(first, first + len(rows))
                 parts.append((texts[part], codes[part], references[part], length))

@@ -69,8 +69,6 @@ class Workload(Section):
     @property
     def rows(self) -> int:
         """Rows of a forward pass."""
-        if self.data.effective_tokens:
-            return max(1, self.data.micro_tokens // self.length)
         return self.data.micro_batch
 
     @property
