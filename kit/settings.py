@@ -418,12 +418,9 @@ class TrainConfig(Section):
     save_steps: int = within(100, 1)  # steps between two checkpoints
     save_epochs: float = 0.0  # the same in passes over the data; 0: `save_steps`
     save_total_limit: int = within(2, 1)  # newest checkpoints; the best one is kept too
-    # "weights": only these and their average, in half precision, a quarter as large; a resumed
-    # optimizer then starts again.
-    checkpoint: str = one_of("full", ("full", "weights"))
     patience: int = 5  # non-finite steps in a row before returning to a checkpoint
     rollbacks: int = 2  # times to return to a checkpoint with half the learning rate
-    detect_anomaly: bool = False  # a NaN ends the run with the name of its operator; slow
+    detect_anomaly: bool = False  # a NaN gradient ends the run with its operator's name; slow
     # Programs that show curves, beside the kit's own (logs.py).
     boards: tuple[str, ...] = one_of(("tensorboard",), ("tensorboard", "wandb", "trackio"))
     seed: int = within(0, 0, MAX_SEED)
@@ -484,7 +481,6 @@ class FinetuneConfig(Section):
     method: str = one_of("full", ("full", "lora", "auto"))
     # With adapters: rows of embeddings, positions and heads, the new ones or all.
     tables: str = one_of("new", ("new", "all"))
-    tables_first: int = 0  # steps in which embeddings, positions and heads train alone; 0: none
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -242,14 +242,6 @@ class Adaptation:
     usual_norm: float = 0.0  # running average of the gradient norm; 0: none yet
     best_loss: float = math.inf  # of the validations so far
     waited: int = 0  # validations since then
-    begun_step: int = 0  # where the optimizer restarted without moments; 0: never
-
-    def warm_up(self, config: TrainConfig, step: int) -> float:
-        """Factor on the learning rate at `step` of an optimizer that started again."""
-        since = step - self.begun_step
-        if not self.begun_step or since >= config.warmup_steps:
-            return 1.0
-        return since / config.warmup_steps
 
     def clip_limits(self, config: TrainConfig) -> tuple[float, float, float]:
         """Return the norm above which a step is a spike, and the norms to clip it and others to."""

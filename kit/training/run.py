@@ -16,7 +16,7 @@ import torch
 from kit.base.errors import DamagedFileError, Diverged, KitError, Note
 from kit.base.files import write_atomic
 from kit.base.formatting import shorten
-from kit.base.hardware import Hardware, autocast, is_oom, reset_peak_memory
+from kit.base.hardware import Hardware, autocast, reset_peak_memory
 from kit.base.lock import held
 from kit.base.run import read_run_file
 from kit.base.tensor_file import checksum
@@ -122,19 +122,9 @@ class TrainingRun:
                 break
             except Diverged as error:
                 self._roll_back(error, rollbacks_left)
-            except (RuntimeError, MemoryError) as error:
-                if not is_oom(error):
-                    raise
-                raise KitError(
-                    f"Out of memory beside the batch itself ({error}): weights, gradients, "
-                    "optimizer and average together are too large. Put the average on the CPU "
-                    "(`ema_offload`), AdamW's moments into 8 bits (`adamw_8bit`), choose a smaller "
-                    "model, or close what else uses this device. Run again: training resumes from "
-                    "the last checkpoint."
-                ) from error
         saved = checkpoint.of_step(self.checkpoints, trainer.step)
         if trainer.step and not self.ranks.from_main(saved.exists):
-            trainer.save(self.checkpoints)  # stopped after the last event
+            trainer.save(self.checkpoints)  # stopped between two checkpoints
         if trainer.step >= self.config.max_steps or trainer.settled:
             self._finish()
         self.ranks.barrier()  # until the main rank has written everything
@@ -151,9 +141,7 @@ class TrainingRun:
             return self.ranks.from_main(lambda: self.evaluate(merged(trainer.model)))
 
         batches = prefetch_if_on(self.make_batches(trainer.position), trainer.applied)
-        # Several ranks stop together, at the top of the loop; then `_train` saves.
-        stop_saves = (lambda: False) if self.ranks.several else stop
-        listeners = [checkpointer(trainer, self.checkpoints, stop_saves)]
+        listeners = [checkpointer(trainer, self.checkpoints)]
         if self.ranks.is_main:
             listeners = [jsonl_log(self.log), *listeners, *self.listeners]
         for event in train(trainer, batches, validate, stop, evaluate if self.evaluate else None):
@@ -295,10 +283,8 @@ def validation_loss(
     return weighted_loss(model.config, tuple(sums), text, code).item()
 
 
-def checkpointer(
-    trainer: Trainer, folder: Path, stop: Callable[[], bool] = lambda: False
-) -> Listener:
-    """Return a listener that saves every `save_steps` steps, the best, the last, at a stop.
+def checkpointer(trainer: Trainer, folder: Path) -> Listener:
+    """Return a listener that saves every `save_steps` steps, the best and the last.
 
     After a step that was not finite it waits for the next one, which is good to return to.
     """
@@ -308,7 +294,7 @@ def checkpointer(
         nonlocal saved
         every = trainer.config.save_steps
         due = event.step // every > saved // every or event.step in (event.steps, trainer.best.step)
-        if (due and math.isfinite(event.loss)) or stop() or trainer.settled:
+        if due and math.isfinite(event.loss):
             trainer.save(folder)
             saved = event.step
 

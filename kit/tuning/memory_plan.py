@@ -122,7 +122,7 @@ def trainable_of(config: GPTConfig, finetuning: Finetuning) -> Trainable:
     """What `finetuning` trains of a model, its parameters without memory."""
     model = empty_model(config)
     with torch.device("meta"):
-        return Trainable(model, finetuning.without_phases())
+        return Trainable(model, finetuning)
 
 
 def count_trained(config: GPTConfig, finetuning: Finetuning) -> int:

@@ -4,11 +4,10 @@ import dataclasses
 import importlib.util
 import itertools
 from importlib.metadata import PackageNotFoundError
-from threading import Event
 
 import pytest
 import torch
-from helpers import CPU, GPT, TRAIN, random_batches, tiny_model, tiny_session, train_in
+from helpers import CPU, GPT, TRAIN, random_batches, tiny_model
 from torch import nn
 
 from kit.base.config import load_preset
@@ -386,20 +385,6 @@ def test_a_checkpoint_brings_every_bit_of_the_state_back(tmp_path):
             else:
                 assert value == other == 5
     assert kinds == {torch.uint8, torch.float32}
-
-
-@needs_package
-@pytest.mark.parametrize(("before", "after"), [(True, False), (False, True)])
-def test_when_the_switch_is_turned_the_optimizer_starts_again(tmp_path, before, after):
-    config = dataclasses.replace(TRAIN, max_steps=12, schedule="constant")
-    session = tiny_session(tmp_path, config)
-    for event in itertools.islice(session.run(ON | {"adamw_8bit": before}, Event()), 7):
-        assert event.step <= 7  # left one step after a checkpoint
-    rest = train_in(tmp_path, config, ON | {"adamw_8bit": after})
-    assert rest[0].step == 7 and rest[0].lr == 0 < rest[-1].lr
-    kept = "fp32" if after else "8 bits"
-    assert f"moments in {kept}" in rest[0].note
-    assert "the optimizer starts again, with" in rest[0].note
 
 
 @needs_package

@@ -11,8 +11,8 @@ from helpers import CPU, GPT, TRAIN, pretended_capture, random_rows, tiny_model
 from kit.model.gpt import weighted_loss
 from kit.model.sequence import EffectiveBatch, pack
 from kit.model.text_attention import max_text_tokens
-from kit.settings import FinetuneConfig, SpeedConfig
-from kit.training.config import Base, Finetuning
+from kit.settings import SpeedConfig
+from kit.training.config import Finetuning
 from kit.training.loop import train
 from kit.training.passes import FIRST_RECORDING, PassGraphs, fixed_targets
 from kit.training.trainer import Trainer
@@ -124,17 +124,6 @@ def test_where_a_pass_cannot_be_recorded_training_continues_without(monkeypatch)
     (note,) = (e.note for e in events if e.note)
     assert "not permitted when stream is capturing" in note
     assert events[FIRST_RECORDING].note == note
-
-
-@pytest.mark.long
-def test_another_phase_of_finetuning_is_recorded_again(captured):
-    base = tiny_model(dropout=0.1, max_text=20)
-    config = FinetuneConfig(method="lora", tables="all", tables_first=8)
-    finetuning = Finetuning(config=config, base=Base(config=base.config, sha256=""))
-    wanted = [e.loss for e in run(trainer(False, finetuning))]
-    made = trainer(True, finetuning)
-    assert [e.loss for e in run(made)] == wanted
-    assert len(captured) == 4 and len(made.graphs.recorded) == 2
 
 
 @pytest.mark.long
