@@ -14,7 +14,6 @@ from helpers import CPU, DATA, code_cache, made_cache, real_config
 from torch.utils.data import DataLoader
 
 from kit.base.errors import DamagedFileError
-from kit.batches.batching import EXTRA_TOKENS
 from kit.batches.code_cache import CodeCache
 from kit.batches.code_stream import CodeStream, loader_workers, validation_batches
 from kit.model.sequence import collate
@@ -254,14 +253,6 @@ def test_workers_follow_ram_cores_and_what_a_batch_costs(given, wanted):
     cores, ram_gib, batch_ms, step_ms = given
     hw = dataclasses.replace(CPU, cores=cores, ram_bytes=ram_gib * 2**30)
     assert loader_workers(hw, batch_ms / 1000, step_ms / 1000) == wanted
-
-
-def test_grids_may_be_padded_to_a_multiple():
-    for (padded, _), (plain, _) in zip(stream(length_multiple=8), itertools.islice(stream(), 12)):
-        assert [part[:2] for part in padded] == [part[:2] for part in plain]
-        for texts, codes, _, width in padded:
-            longest = max(len(t) + len(c) for t, c in zip(texts, codes)) + EXTRA_TOKENS
-            assert width % 8 == 0 and 0 <= width - longest < 8
 
 
 def test_batches_to_time_steps_with_are_as_long_as_all_of_them():

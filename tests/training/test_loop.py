@@ -87,10 +87,10 @@ def fp16_state(monkeypatch, scale: float, **changes) -> Trainer:
 
 
 def test_while_fp16_looks_for_its_scale_nothing_has_diverged(monkeypatch):
-    events = run(fp16_state(monkeypatch, 2.0**40, max_steps=40, patience=3))
+    events = run(fp16_state(monkeypatch, 2.0**30, max_steps=20, patience=3))
     skipped = [bool(event.note) for event in events]
-    assert sum(skipped) > 10 and skipped == sorted(skipped, reverse=True), "the scale was found"
-    assert events[0].note.endswith(f"the scale of fp16 is now {2.0**39:g}")
+    assert sum(skipped) > 5 and skipped == sorted(skipped, reverse=True), "the scale was found"
+    assert events[0].note.endswith(f"the scale of fp16 is now {2.0**29:g}")
 
 
 def test_recomputed_layers_give_exact_gradients():
@@ -321,8 +321,12 @@ def gate_of(scores):
 
 
 def test_the_gate_chooses_the_best_step_and_ends_the_run():
-    s = state(settings(max_steps=30, gate_every=2, gate_patience=2), ema=True)
-    events = run(s, evaluate=gate_of([(0.9, 1.0), (0.3, 1.0), (0.2, 0.5), (0.4, 1.0)]))
+    often = {"eval_steps": 1, "early_stopping_patience": 1}  # ends nothing beside a gate
+    s = state(settings(max_steps=30, gate_every=2, gate_patience=2, **often), ema=True)
+    rising = itertools.count(1.0).__next__
+    events = run(
+        s, validate=rising, evaluate=gate_of([(0.9, 1.0), (0.3, 1.0), (0.2, 0.5), (0.4, 1.0)])
+    )
     assert [e.step for e in events if e.gate] == [2, 4, 6, 8] and events[-1].step == 8
     assert s.best.step == 4 and s.settled  # a lower CER with endless sentences is no better
     assert "training ends here; the best is step 4" in events[-1].note
@@ -453,13 +457,6 @@ def test_memory_that_runs_out_once_is_freed_and_the_batch_repeated_at_its_size(b
     assert "out of memory" in events[3].note
 
 
-def test_with_a_gate_the_validation_loss_ends_nothing():
-    often = {"eval_steps": 1, "early_stopping_patience": 1, "gate_every": 4, "gate_patience": 2}
-    s, rising = state(settings(max_steps=8, **often)), itertools.count(1.0)
-    assert len(run(s, validate=rising.__next__, evaluate=gate_of([(0.9, 1.0)] * 2))) == 8
-    assert s.best.step == 4
-
-
 def test_a_step_that_was_not_finite_is_no_checkpoint(tmp_path):
     s = state(settings(max_steps=5, save_steps=2, save_total_limit=9, eval_steps=99))
     batches = first_batches(5)
@@ -483,20 +480,3 @@ def test_a_run_may_resume_in_fp16_and_with_an_average_that_began_without(monkeyp
     now = dict(late.model.named_parameters())
     assert late.scaler.get_scale() > 1
     assert all(torch.equal(s, now[k]) for k, s in late.ema.shadow.items())
-
-
-def test_digits_that_codes_share_are_trained_without_decay_and_resumed():
-    shape = {"code_levels": (5, 3, 2)}
-    whole = run(state(shape=shape, ema=True))
-    digits = [name for name, _ in state(shape=shape).model.named_parameters() if "digits" in name]
-    assert len(digits) == 6
-    first = state(shape=shape, ema=True)
-    before = {name: copy.deepcopy(first.trainable.parameters[name]) for name in digits}
-    decayed = first.optimizers[0].param_groups[0]["params"]
-    assert not any(p is first.trainable.parameters[name] for p in decayed for name in digits)
-    head = list(itertools.islice(train(first, random_batches(GPT)), 5))
-    assert all(not torch.equal(first.trainable.parameters[n], before[n]) for n in digits)
-    second = state(shape=shape, ema=True)
-    second.restore(copy.deepcopy(first.tree()))
-    rest = run(second, random_batches(GPT, second.position))
-    assert losses(head + rest) == losses(whole)

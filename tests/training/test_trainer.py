@@ -204,14 +204,6 @@ def test_adapters_from_scratch_are_refused():
         LORA.require_voice()
 
 
-def test_adapters_begin_at_the_loss_of_the_base(tmp_path):
-    first = next(finetune_session(tmp_path / "plain", TRAIN, Finetuning()).run(ON, Event()))
-    lora = dataclasses.replace(LORA, lora=LoRAConfig(rank=4))
-    adapted = next(finetune_session(tmp_path / "lora", TRAIN, lora).run(ON, Event()))
-    # To the rounding of fp32: some processors multiply by a frozen matrix with another kernel.
-    assert adapted.loss == pytest.approx(first.loss, rel=1e-6)
-
-
 def test_a_checkpoint_holds_what_trains_and_no_more(whole):
     tree = checkpoint.load_newest(whole["lora"][0] / "checkpoints")[0]
     names = set(tree["model"])
