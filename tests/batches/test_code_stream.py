@@ -136,7 +136,7 @@ def loaded(s: CodeStream, workers: int, count: int) -> list:
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores
-@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("world", [1, 2])
 def test_workers_and_ranks_keep_the_order_and_resume_exactly(workers, world):
     rng = random.Random(workers)

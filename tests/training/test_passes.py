@@ -82,7 +82,11 @@ def test_added_targets_change_no_bit_of_loss_and_gradients():
 
 
 # Guided attention over a fixed width adds its zeros in another order.
-@pytest.mark.parametrize(("settings", "apart"), [({}, 0), (GUIDED, 1e-6)], ids=["plain", "guided"])
+@pytest.mark.parametrize(
+    ("settings", "apart"),
+    [({}, 0), pytest.param(GUIDED, 1e-6, marks=pytest.mark.long)],
+    ids=["plain", "guided"],
+)
 def test_recorded_passes_train_as_the_others(captured, settings, apart):
     plain = trainer(False, **settings)
     wanted = run(plain)

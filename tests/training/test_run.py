@@ -307,17 +307,6 @@ def test_a_rate_once_lowered_stays_lowered_after_a_kill(tmp_path):
     assert rest[0].step == 7 and rest[0].lr == event.lr
 
 
-def test_a_run_that_no_gate_can_hear_ends_by_its_validation_loss(tmp_path, monkeypatch):
-    losses = iter([3.0, 3.0, 1.0, 1.0, 2.0, 2.0, 2.5, 2.5])  # raw and averaged weights
-    monkeypatch.setattr("kit.training.run.validation_loss", lambda *_: next(losses))
-    config = dataclasses.replace(GATED, eval_steps=3, early_stopping_patience=2, gate_patience=5)
-    session = tiny_session(tmp_path, config)
-    events = list(session.run(ON, Event()))
-    assert events[-1].step == 12 and session.finished() and not session.resumable()
-    best = checkpoint.load(checkpoint.of_step(tmp_path / "checkpoints", 6))
-    assert same_weights(tmp_path, "ema", best["ema"])
-
-
 def test_a_damaged_best_checkpoint_leaves_a_voice_of_the_last_step(tmp_path):
     session = gated(tmp_path, 0.9, 0.4, 0.5, 0.6)
     best = checkpoint.of_step(tmp_path / "checkpoints", 6)

@@ -49,9 +49,8 @@ def whole(tmp_path_factory):
     return found
 
 
-@pytest.mark.parametrize(
-    ("way", "at"), [("lora", 7), pytest.param("all tables", 2, marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("way", "at"), [("lora", 7), ("all tables", 2)])
 def test_a_killed_run_resumes_bit_for_bit(whole, processes, tmp_path, way, at):
     folder, events = whole[way]
     child = processes.Process(target=finetune_in, args=(str(tmp_path), OFTEN, WAYS[way]))
