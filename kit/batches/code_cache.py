@@ -13,7 +13,6 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import safetensors
@@ -247,29 +246,23 @@ def fixed_lengths(cache: CodeCache) -> tuple[int, ...]:
     return padding_lengths(np.bincount(cache.lengths(cache.rows_in_split(None)) + EXTRA_TOKENS))
 
 
-class LengthReport(NamedTuple):
-    """Percentiles by quantity, and limits that keep KEPT_PERCENT of the rows."""
+def length_report(cache: CodeCache, codes_per_s: float) -> tuple[dict[str, str], int, int]:
+    """Return percentiles of training rows by quantity, and limits for one fixed shape.
 
-    percentiles: dict[str, str]  # {"codes": "50 %: 61, 90 %: ...", "seconds": ...}
-    limit_codes: int  # the KEPT_PERCENT-th percentile, rounded up to 64
-    limit_tokens: int  # that many codes, and the same percentile of text, rounded up to 64
-    beyond: int  # rows over a limit
-    beyond_share: float  # of all rows
-
-
-def length_report(cache: CodeCache, codes_per_s: float) -> LengthReport:
-    """Return the lengths of training rows, and suggested limits for fixed shapes."""
+    The limits are in codes and in tokens, multiples of 64: KEPT_PERCENT of the rows have fewer
+    codes, and as many fewer text ids.
+    """
     members = cache.rows_in_split("train")
     texts = cache.lengths(members, "texts")
     codes = cache.lengths(members, "codes")
-    tokens = texts + codes + EXTRA_TOKENS
     percentile = partial(np.percentile, method="higher")  # a length that occurs
     limit_codes = 64 * math.ceil(percentile(codes, KEPT_PERCENT) / 64)
     longest_row = percentile(texts, KEPT_PERCENT) + limit_codes + EXTRA_TOKENS
     limit_tokens = 64 * math.ceil(longest_row / 64)
-    beyond = int(((codes > limit_codes) | (tokens > limit_tokens)).sum())
-    lines = {}
-    columns = {"text ids": texts, "codes": codes, "tokens": tokens, "seconds": codes / codes_per_s}
-    for name, column in columns.items():
-        lines[name] = ", ".join(f"{p:g} %: {percentile(column, p):.4g}" for p in PERCENTILES)
-    return LengthReport(lines, limit_codes, limit_tokens, beyond, beyond / len(members))
+    columns = {"text ids": texts, "codes": codes, "tokens": texts + codes + EXTRA_TOKENS}
+    columns["seconds"] = codes / codes_per_s
+    lines = {
+        name: ", ".join(f"{p:g} %: {percentile(column, p):.4g}" for p in PERCENTILES)
+        for name, column in columns.items()
+    }
+    return lines, limit_codes, limit_tokens

@@ -21,7 +21,7 @@ from kit.base.files import digest, file_digest
 from kit.base.hardware import on_device
 from kit.base.run import read_run_file
 from kit.batches.batching import EXTRA_TOKENS, padding_waste
-from kit.batches.code_cache import CodeCache, fixed_lengths, length_report
+from kit.batches.code_cache import KEPT_PERCENT, CodeCache, fixed_lengths, length_report
 from kit.batches.code_stream import CodeStream
 from kit.batches.encoding import build_cache, cache_key, fit_positions, manifest_limits
 from kit.batches.find_words import find_words
@@ -386,7 +386,7 @@ class Preparation:
 
     def measure_lengths(self) -> Result:
         """Show row lengths, a limit that keeps nearly all rows, and lengths to pad to."""
-        report = length_report(self.cache, self.codec.frame_rate)
+        percentiles, codes, tokens = length_report(self.cache, self.codec.frame_rate)
         fixed = fixed_lengths(self.cache)
         self.active_run.record(data={"fixed_lengths": fixed})
         sample = self.cache.sample_of_split("train")
@@ -396,11 +396,11 @@ class Preparation:
             "tokens": (self.cache.lengths(sample) + EXTRA_TOKENS).tolist(),
         }
         return Result(
-            line=f"{report.beyond} examples ({report.beyond_share:.2%}) exceed the limit of "
-            f"{report.limit_codes} codes or {report.limit_tokens} tokens for one fixed shape\n"
+            line=f"One fixed shape for {KEPT_PERCENT} % of the examples: {codes} codes, {tokens} "
+            "tokens\n"
             f"{len(fixed)} fixed lengths for compiled kernels: {fixed[0]} to {fixed[-1]} tokens",
             pictures=[histogram(lengths, marks={"tokens": fixed})],
-            figures=report.percentiles,
+            figures=percentiles,
         )
 
     def make_batches(self) -> Result:

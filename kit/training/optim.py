@@ -11,7 +11,6 @@ import functools
 import importlib
 import logging
 import math
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -110,8 +109,6 @@ def _runs_on(device: str) -> Choice:
     except PackageNotFoundError:
         return Choice(value="no", reason=f"{BITSANDBYTES} is not installed ({INSTALL})")
     named = f"{BITSANDBYTES} {installed}"
-    if tuple(map(int, re.findall(r"\d+", installed)[:2])) < (0, 50):  # the first for CPUs, too
-        return Choice(value="no", reason=f"{named} is too old ({INSTALL})")
     try:  # one step of one parameter: finds a library built for another CUDA, too
         parameter = nn.Parameter(torch.zeros(MIN_8BIT_ENTRIES, device=device))
         parameter.grad = torch.ones_like(parameter)
