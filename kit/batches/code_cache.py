@@ -15,12 +15,11 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import safetensors
 import torch
 from torch import Tensor
 
 from kit.base.errors import DamagedFileError
-from kit.base.tensor_file import arrays_digest
+from kit.base.tensor_file import arrays_digest, read_any
 from kit.batches.batching import EXTRA_TOKENS, padding_lengths
 
 SAMPLE_ROWS = 2**17  # of a larger split, some figures are computed from so many
@@ -45,10 +44,9 @@ def open_arrays(path: Path, names: Iterable[str], verify: bool = True) -> dict[s
             "the run from where it was prepared as one file: python -m kit pack."
         )
     try:
-        with safetensors.safe_open(path, framework="pt") as file:  # NumPy's would be copied
-            metadata = file.metadata() or {}
-            arrays = {name: file.get_tensor(name).numpy() for name in file.keys()}
-    except (safetensors.SafetensorError, OSError, ValueError, TypeError, RuntimeError) as error:
+        tensors, metadata = read_any(path)
+        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+    except (OSError, ValueError, TypeError) as error:  # TypeError: of a type that NumPy lacks
         raise damaged(path, error) from error
     missing = [name for name in names if name not in arrays]
     if missing:

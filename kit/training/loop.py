@@ -50,7 +50,6 @@ def train(
         batch, loss = current
         trainer.clock.mark("reduce")
         trainer.ranks.sum_gradients(trainer.trainable.parameters.values())
-        trainer.clock.mark("update")
         lr = trainer.set_rates()
         numbers = torch.stack((loss, gradient_norm(trainer)))
         trainer.step += 1
@@ -190,6 +189,7 @@ def halve(trainer: Trainer, batch: EffectiveBatch) -> None:
 
 def gradient_norm(trainer: Trainer) -> Tensor:
     """Remove the scale of fp16 from the gradients; returns their norm, on the device."""
+    trainer.clock.mark("update")
     for optimizer in trainer.optimizers:
         trainer.scaler.unscale_(optimizer)
     gradients = [p.grad for p in trainer.model.parameters() if p.grad is not None]

@@ -19,14 +19,13 @@ from kit.base.formatting import shorten
 from kit.base.hardware import Hardware, autocast, reset_peak_memory
 from kit.base.lock import held
 from kit.base.run import read_run_file
-from kit.base.tensor_file import checksum
 from kit.model.gpt import SpeechGPT, weighted_loss
 from kit.model.lora import merged
 from kit.model.sequence import EffectiveBatch
 from kit.model.weights import ADAPTERS, WEIGHTS, save_adapters, save_model
 from kit.settings import GPTConfig, SpeedConfig, TrainConfig
 from kit.training import checkpoint
-from kit.training.config import FULL, Base, Finetuning, StepEvent
+from kit.training.config import FULL, Finetuning, StepEvent
 from kit.training.logs import Listener, jsonl_log, read_log
 from kit.training.loop import split_passes, train
 from kit.training.process import LOCK
@@ -100,11 +99,7 @@ class TrainingRun:
         torch.manual_seed(self.config.seed)
         config = self.config if self.evaluate else self.config.without_gate()
         model = self.first_model(self.model)
-        finetuning = self.finetuning
-        if finetuning.adapters and finetuning.base is None:
-            base = Base(config=model.config, sha256=checksum(model.state_dict()))
-            finetuning = dataclasses.replace(finetuning, base=base)
-        return Trainer(model, config, self.speed, self.hw, finetuning, self.ranks)
+        return Trainer(model, config, self.speed, self.hw, self.finetuning, self.ranks)
 
     def _train(self, stop: Callable[[], bool]) -> Iterator[StepEvent]:
         before_bytes = reset_peak_memory(self.hw.device)
