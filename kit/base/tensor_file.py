@@ -146,14 +146,14 @@ def contents(path: Path) -> tuple[dict[str, Tensor], dict]:
 
 def read(path: Path, tensors: bool = True) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors (mapped, if asked for) and metadata of any safetensors file; KitError, OSError."""
-    found, metadata = read_any(path, tensors)
-    for name, tensor in found.items():
+    values, metadata = read_any(path, tensors)
+    for name, tensor in values.items():
         # Without the empty dimensions, whose others may be too large to compute with.
         size = math.prod(max(1, length) for length in tensor.shape)
         if tensor.dtype not in DTYPES or tensor.ndim > MAX_DIMENSIONS or size > MAX_SIZE:
             kind = f"{shorten(tuple(tensor.shape), 60)} of {tensor.dtype}"
             raise KitError(f"{shorten(repr(name))} is {kind}, as no tensor of a voice is")
-    return found, metadata
+    return values, metadata
 
 
 def read_any(path: Path, tensors: bool = True) -> tuple[dict[str, Tensor], dict[str, str]]:
