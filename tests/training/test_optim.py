@@ -165,16 +165,6 @@ def test_the_average_is_swapped_in_and_the_weights_come_back_bit_for_bit(error):
     assert all(map(torch.equal, ema.shadow.values(), average))
 
 
-def drift(module, averages: list[EMA], steps: int) -> None:
-    """Weights that move on with some noise, as in training, seen by each of `averages`."""
-    way = [torch.randn_like(p) for p in module.parameters()]
-    for _ in range(steps):
-        for p, direction in zip(module.parameters(), way):
-            p.data += 0.01 * direction + 0.05 * torch.randn_like(p)
-        for ema in averages:
-            ema.update()
-
-
 # 8-bit AdamW: the same loss, and what happens without its package.
 
 needs_package = pytest.mark.skipif(
@@ -246,9 +236,7 @@ def test_an_orthogonalized_matrix_is_that_of_double_precision(iterations, dtype,
 def test_an_average_away_from_the_model_has_seen_all_steps_when_it_is_used(use):
     module = model()
     ema = ema_of(module, 0.9, "cpu")
-    before = snapshot(module)
-    drift(module, [ema], 3)
-    own = snapshot(module)
+    before, *_, own = walk(module, ema, 3)
     if use == "saved":
         found = list(ema.state_dict().values())
     else:
@@ -258,9 +246,6 @@ def test_an_average_away_from_the_model_has_seen_all_steps_when_it_is_used(use):
     for a, b, average in zip(before, own, found):
         assert torch.allclose(average, kept * a + (1 - kept) * b, atol=1e-6)
     assert all(map(torch.equal, own, snapshot(module)))
-
-
-ON = {"ema": True, "adamw_8bit": True}
 
 
 def test_state_bytes_are_counted_by_hand():

@@ -12,7 +12,6 @@ from kit.model.gpt import weighted_loss
 from kit.model.sequence import EffectiveBatch, pack
 from kit.model.text_attention import max_text_tokens
 from kit.settings import SpeedConfig
-from kit.training.config import Finetuning
 from kit.training.loop import train
 from kit.training.passes import FIRST_RECORDING, PassGraphs, fixed_targets
 from kit.training.trainer import Trainer
@@ -32,11 +31,11 @@ def batches(first: int = 0, lengths: tuple = LENGTHS):
         yield EffectiveBatch(micro=micro, position={"batch": number + 1})
 
 
-def trainer(graphs: bool, finetuning: Finetuning | None = None, **settings) -> Trainer:
+def trainer(graphs: bool, **settings) -> Trainer:
     torch.manual_seed(0)
     config = dataclasses.replace(TRAIN, max_steps=14, **settings)
     model = tiny_model(dropout=0.1, max_text=20)
-    made = Trainer(model, config, SpeedConfig(ema=True), CPU, finetuning or Finetuning())
+    made = Trainer(model, config, SpeedConfig(ema=True), CPU)
     if graphs:
         made.graphs = PassGraphs(made)
     return made
