@@ -87,6 +87,7 @@ class TrainingProcess:
                 file.seek(self.read_bytes)
                 data = file.read()
         except FileNotFoundError:  # not started yet, or about to start again
+            self.read_bytes = 0
             return []
         complete = data[: data.rfind(b"\n") + 1]
         self.read_bytes += len(complete)
