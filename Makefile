@@ -27,7 +27,7 @@ export PYTHONPATH := $(CURDIR)
 export JUPYTER_PREFER_ENV_PATH := 1
 
 .PHONY: help demo voice corpus-ru real hear lab address test test-oldest test-plain-cpu test-browser \
-  test-colab test-indextts2 bench-indextts2 test-serve test-xtts judges test-judges test-matrix bench-data bench-train bench-infer bench-ranks \
+  test-colab test-indextts2 bench-indextts2 test-serve test-xtts judges test-judges test-matrix bench-data bench-train bench-infer \
   check-gpu gpu-page gpu-wheels gpu-run test-gpu-session lint clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
@@ -236,8 +236,6 @@ $(VENV)/.extra-bench-infer: tests/bench/infer-requirements.txt $(STAMP)
 bench-infer: $(VENV)/.extra-bench-infer  ## compare speaking with other libraries: runs/bench/infer.json
 	@$(BIN)/python tests/bench/bench_infer.py $(ARGS)
 
-bench-ranks: $(STAMP)  ## measure what torch.distributed costs one process: runs/bench/ranks.json
-	@$(BIN)/python tests/bench/bench_ranks.py $(ARGS)
 
 check-gpu: $(STAMP)  ## measure on a GPU, in a quarter of an hour: runs/bench/gpu.json
 	@$(BIN)/python tests/bench/check_gpu.py $(ARGS)

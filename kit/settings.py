@@ -233,7 +233,6 @@ class MelCodecConfig(FitConfig, MelConfig):
 class DataConfig(Section):
     effective_batch: int = within(32, 1)  # utterances per optimiser step, however they are split
     micro_batch: int = within(32, 1)  # utterances per forward pass
-    effective_tokens: int = 0  # padded tokens per optimiser step instead; 0: count utterances
     sort_window: int = within(1024, 1)  # shuffled utterances sorted by length at a time
     # Share of the first epoch to begin with, from short to long (SortaGrad, Amodei et al. 2016).
     short_first: float = within(0.0, 0, 1)
@@ -273,11 +272,6 @@ class DataConfig(Section):
     @property
     def grad_accum(self) -> int:
         return self.effective_batch // self.micro_batch
-
-    @property
-    def micro_tokens(self) -> int:
-        """Padded tokens per forward pass; 0 where utterances are counted."""
-        return self.effective_tokens // self.grad_accum
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -422,12 +416,9 @@ class TrainConfig(Section):
     save_steps: int = within(100, 1)  # steps between two checkpoints
     save_epochs: float = 0.0  # the same in passes over the data; 0: `save_steps`
     save_total_limit: int = within(2, 1)  # newest checkpoints; the best one is kept too
-    # "weights": only these and their average, in half precision, a quarter as large; a resumed
-    # optimizer then starts again.
-    checkpoint: str = one_of("full", ("full", "weights"))
     patience: int = 5  # non-finite steps in a row before returning to a checkpoint
     rollbacks: int = 2  # times to return to a checkpoint with half the learning rate
-    detect_anomaly: bool = False  # a NaN ends the run with the name of its operator; slow
+    detect_anomaly: bool = False  # a NaN gradient ends the run with its operator's name; slow
     # Programs that show curves, beside the kit's own (logs.py).
     boards: tuple[str, ...] = one_of(("tensorboard",), ("tensorboard", "wandb", "trackio"))
     seed: int = within(0, 0, MAX_SEED)
@@ -488,7 +479,6 @@ class FinetuneConfig(Section):
     method: str = one_of("full", ("full", "lora", "auto"))
     # With adapters: rows of embeddings, positions and heads, the new ones or all.
     tables: str = one_of("new", ("new", "all"))
-    tables_first: int = 0  # steps in which embeddings, positions and heads train alone; 0: none
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

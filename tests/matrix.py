@@ -141,7 +141,7 @@ def surroundings(row: Row, runs: Path) -> Iterator[None]:
         finally:
             sys.path[:] = paths
             torch.set_num_threads(threads)
-            set_process(dict.fromkeys(LABELS, False))
+            set_process(tf32=False, cudnn_benchmark=False)
 
 
 def run_cells(name: str, **parameters) -> dict:

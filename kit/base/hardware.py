@@ -358,13 +358,6 @@ def release_memory(device: str) -> None:
         torch.cuda.empty_cache()
 
 
-def usable_bytes(hw: Hardware) -> int:
-    """Memory of the device, or the share of it that this process may use."""
-    if hw.device == "cpu" or not is_here(hw):
-        return hw.memory_bytes
-    return int(torch.cuda.get_per_process_memory_fraction() * hw.memory_bytes)
-
-
 def memory_used(device: str, before_bytes: int = 0) -> dict[str, int]:
     """Bytes at their peak (`memory_bytes`) and now; of a GPU also what its allocator holds.
 

@@ -78,22 +78,18 @@ def file_bytes(tensors: dict[str, Tensor], header: dict) -> bytes:
 
 
 def pack_tensors(arrays: dict[str, np.ndarray]) -> bytes:
-    """A safetensors file of `arrays` with their checksum, as `read_arrays` verifies it."""
+    """A safetensors file of `arrays` with their checksum, `arrays_digest`, in its metadata."""
     # safetensors would write a transposed array in memory order, and read it back scrambled.
     arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     return safetensors.numpy.save(arrays, metadata={"sha256": arrays_digest(arrays)})
 
 
 def save_tensors(
-    tensors: dict[str, Tensor] | dict[str, np.ndarray],
-    path: Path,
-    metadata: dict[str, str] | None = None,
+    tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None
 ) -> None:
     """Write a safetensors file without a copy in memory. Raises OSError."""
-    is_numpy = any(isinstance(tensor, np.ndarray) for tensor in tensors.values())
-    library = safetensors.numpy if is_numpy else safetensors.torch
     try:
-        library.save_file(tensors, path, metadata=metadata)
+        safetensors.torch.save_file(tensors, path, metadata=metadata)
     except safetensors.SafetensorError as error:  # a full disk
         raise OSError(errno.EIO, str(error)) from error
 
@@ -138,26 +134,23 @@ def contents(path: Path) -> tuple[dict[str, Tensor], dict]:
     return tensors, header
 
 
-def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays that `pack_tensors` wrote to `path`. Raises KitError, OSError."""
-    arrays, metadata = read(path, framework="numpy")
-    if metadata.get("sha256") != arrays_digest(arrays):
-        raise KitError("its checksum does not match")
-    return arrays
-
-
-def read(path: Path, tensors: bool = True, framework: str = "pt") -> tuple[dict, dict[str, str]]:
+def read(path: Path, tensors: bool = True) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors (mapped, if asked for) and metadata of any safetensors file; KitError, OSError."""
+    values, metadata = read_any(path, tensors)
+    for name, tensor in values.items():
+        if tensor.dtype not in DTYPES:
+            raise KitError(f"{shorten(repr(name))} is of type {tensor.dtype}")
+    return values, metadata
+
+
+def read_any(path: Path, tensors: bool = True) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """As `read`, of any type."""
     try:
-        with safetensors.safe_open(path, framework=framework) as file:
+        with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             values = {name: file.get_tensor(name) for name in file.keys()} if tensors else {}
-    # TypeError: of a type that NumPy lacks; RuntimeError: too large a shape.
-    except (safetensors.SafetensorError, TypeError, ValueError, RuntimeError) as error:
+    except (safetensors.SafetensorError, ValueError, RuntimeError) as error:  # too large a shape
         raise KitError(shorten(error)) from error
-    for name, tensor in values.items():
-        if framework == "pt" and tensor.dtype not in DTYPES:
-            raise KitError(f"{shorten(repr(name))} is of type {tensor.dtype}")
     return values, metadata
 
 

@@ -1,13 +1,10 @@
 """Plan which utterances go through the model together, from their lengths alone.
 
-`plan_batches` plans the effective batches of an epoch; `micro_batches` splits them into forward
-passes. A large corpus is planned in groups of up to GROUP_ROWS utterances, each `drawn` at random
-from all of them. Compiled models and CUDA graphs want few, fixed lengths: `padding_lengths` chooses
+`plan_batches` plans the effective batches of an epoch; `chunks` of `micro_batch` rows are their
+forward passes. Compiled models and CUDA graphs want few, fixed lengths: `padding_lengths` chooses
 them.
 """
 
-import dataclasses
-import hashlib
 import random
 from collections.abc import Iterator, Sequence
 
@@ -16,7 +13,6 @@ import numpy as np
 from kit.settings import DataConfig
 
 EXTRA_TOKENS = 6  # of a row beside text ids and codes: START, STOP, START and three times STOP
-GROUP_ROWS = 2**17  # utterances; changing it changes the order of every larger corpus
 LENGTH_MULTIPLE = 8  # of fixed lengths, in tokens
 MAX_PADDING = 0.04  # share of tokens that fixed lengths may add
 
@@ -25,67 +21,25 @@ def chunks(items: Sequence, size: int) -> Iterator[Sequence]:
     return (items[i : i + size] for i in range(0, len(items), size))
 
 
-def plan_batches(
-    lengths: Sequence[int], config: DataConfig, epoch: int, group: int = 0, groups: int = 1
-) -> list[list[int]]:
+def plan_batches(lengths: Sequence[int], config: DataConfig, epoch: int) -> list[list[int]]:
     """Return the effective batches of `epoch`: lists of indices into `lengths`, from short to long.
 
     A batch is padded to its longest row, so like lengths go together: an epoch is shuffled, sorted
-    a window at a time and split into batches (of so many utterances or padded tokens), which are
-    shuffled. Where an epoch has several `groups`, `lengths` are those of `group`.
+    a window at a time and split into batches, which are shuffled.
     """
-    rng = random.Random(order_key(config, epoch, group, groups))
+    rng = random.Random(f"{config.seed} {epoch}")
     order = rng.sample(range(len(lengths)), len(lengths))
     batches = []
-    unfilled = []
     for window in chunks(order, config.sort_window):
-        by_length = sorted([*unfilled, *window], key=lengths.__getitem__)
-        if config.effective_tokens:
-            batches += split_by_tokens(by_length, lengths, config.effective_tokens)
-            unfilled = batches.pop()  # joins the next window
-        else:
-            batches += chunks(by_length, config.effective_batch)
-    if unfilled:
-        batches.append(unfilled)
+        batches += chunks(sorted(window, key=lengths.__getitem__), config.effective_batch)
     rng.shuffle(batches)
-    if config.short_first and epoch == 0 and group == 0:
+    if config.short_first and epoch == 0:
         batches.sort(key=lambda batch: lengths[batch[0]])
         first = round(config.short_first * len(batches))
         rest = batches[first:]
         rng.shuffle(rest)
         batches[first:] = rest
     return batches
-
-
-def order_key(config: DataConfig, epoch: int, group: int, groups: int) -> str:
-    """Return the seed of the order of a group of an epoch."""
-    if groups == 1:  # as before there were groups, so that older runs resume in their order
-        return f"{config.seed} {epoch}"
-    return f"{config.seed} {epoch} {group}/{groups}"
-
-
-def micro_batches(batch: list, lengths: Sequence[int], config: DataConfig) -> list[list]:
-    """Split an effective batch (indices into `lengths`, short to long) into forward passes."""
-    if config.effective_tokens:
-        return split_by_tokens(batch, lengths, config.micro_tokens)
-    return list(chunks(batch, config.micro_batch))
-
-
-def split_by_tokens(order: list, lengths: Sequence[int], budget_tokens: int) -> list[list]:
-    """Group neighbours in `order` so that rows x longest row stays within the budget.
-
-    A longer utterance gets a group of its own.
-    """
-    groups = []
-    longest = 0
-    for i in order:
-        longest = max(longest, lengths[i])
-        if groups and (len(groups[-1]) + 1) * longest <= budget_tokens:
-            groups[-1].append(i)
-        else:
-            groups.append([i])
-            longest = lengths[i]
-    return groups
 
 
 def padded(length: int, config: DataConfig) -> int:
@@ -97,7 +51,7 @@ def padded(length: int, config: DataConfig) -> int:
 def passes(lengths: Sequence[int], config: DataConfig, epoch: int = 0) -> list[list[int]]:
     """Return every forward pass of an epoch, as indices into `lengths`."""
     batches = plan_batches(lengths, config, epoch)
-    return [part for batch in batches for part in micro_batches(batch, lengths, config)]
+    return [part for batch in batches for part in chunks(batch, config.micro_batch)]
 
 
 def wasted(parts: list[list[int]], lengths: Sequence[int], config: DataConfig) -> float:
@@ -107,37 +61,12 @@ def wasted(parts: list[list[int]], lengths: Sequence[int], config: DataConfig) -
 
 
 def padding_waste(lengths: Sequence[int], config: DataConfig) -> dict[str, float]:
-    """Return the share of padding for every way to form batches."""
-    average = -(-config.effective_batch * sum(lengths) // len(lengths))
-    budget = dataclasses.replace(config, effective_tokens=config.effective_tokens or average)
+    """Return the share of padding with rows in any order, and sorted by length."""
     order = random.Random(config.seed).sample(range(len(lengths)), len(lengths))
     return {
         "any order": wasted(list(chunks(order, config.micro_batch)), lengths, config),
-        "neighbours in length": neighbours_waste(lengths, config),
-        "token budget": wasted(passes(lengths, budget), lengths, config),
+        "neighbours in length": wasted(passes(lengths, config), lengths, config),
     }
-
-
-def neighbours_waste(lengths: Sequence[int], config: DataConfig) -> float:
-    """Return the share of padding where a pass has `micro_batch` rows of like length."""
-    return wasted(passes(lengths, dataclasses.replace(config, effective_tokens=0)), lengths, config)
-
-
-def group_count(rows: int) -> int:
-    return max(1, -(-rows // GROUP_ROWS))
-
-
-def group_bounds(count: int, group: int, groups: int) -> tuple[int, int]:
-    """Return start and end of part `group` when `count` items are split into `groups` parts."""
-    return group * count // groups, (group + 1) * count // groups
-
-
-def drawn(count: int, group: int, groups: int, key: str) -> np.ndarray:
-    """Return the numbers of 0..count-1 that are in `group`, at random by `key`."""
-    seed = np.frombuffer(hashlib.sha256(key.encode()).digest(), dtype="<u4")
-    # NumPy keeps the order of RandomState for ever, that of its newer generators not.
-    order = np.random.RandomState(seed).permutation(count)
-    return order[slice(*group_bounds(count, group, groups))]
 
 
 def padding_lengths(histogram: np.ndarray) -> tuple[int, ...]:

@@ -8,51 +8,58 @@ so a corpus may be larger than memory.
 import contextlib
 import json
 import math
-import mmap
 import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kit.base.errors import DamagedFileError, KitError
-from kit.base.tensor_file import arrays_digest, read, read_arrays
+from kit.base.errors import DamagedFileError
+from kit.base.tensor_file import arrays_digest, read_any
 from kit.batches.batching import EXTRA_TOKENS, padding_lengths
 
 SAMPLE_ROWS = 2**17  # of a larger split, some figures are computed from so many
 CHECKED_AT_START_BYTES = 2**28  # shards up to this total size are verified when opened
-DTYPES = {"F16": "f2", "I32": "i4", "I64": "i8", "U8": "u1", "U16": "u2", "U32": "u4", "U64": "u8"}
+PERCENTILES = (50, 90, 95, 99, 99.5, 100)
+KEPT_PERCENT = 99.5
+INDEX = ("ids", "id_offsets", "texts", "text_offsets", "codes", "tokens", "shards", "places")
+INDEX += ("code_checks", "reference_checks", "speakers", "splits", "corpus")
+INDEX += ("shard_names", "speaker_names", "split_names")
+SHARD = ("codes", "code_counts", "references", "clips")
 
 
-def damaged(path: Path, how: object) -> DamagedFileError:
-    return DamagedFileError(
-        f"{path} is damaged or of another kind ({how}): run notebook 01_data_prep again to fix it."
-    )
+def open_arrays(path: Path, names: Iterable[str], verify: bool = True) -> dict[str, np.ndarray]:
+    """The arrays `names` of a safetensors file, mapped: readable after it is removed.
 
-
-@contextlib.contextmanager
-def explain_damage(path: Path) -> Iterator[None]:
-    """Raise what a missing or damaged file raises in the block as a DamagedFileError."""
+    With `verify` the file is compared with its checksum. Raises DamagedFileError for one that is
+    missing, damaged or of another kind.
+    """
     if not Path(path).is_file():
         raise DamagedFileError(
             f"There is no {path}, a part of the codes that 01_data_prep makes. Run it, or bring "
             "the run from where it was prepared as one file: python -m kit pack."
         )
     try:
-        yield
-    except (OSError, ValueError) as error:
+        tensors, metadata = read_any(path)
+        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+    except (OSError, ValueError, TypeError) as error:  # TypeError: of a type that NumPy lacks
         raise damaged(path, error) from error
+    missing = [name for name in names if name not in arrays]
+    if missing:
+        raise damaged(path, f"it has no column `{missing[0]}`")
+    if verify and metadata.get("sha256") != arrays_digest(arrays):
+        raise damaged(path, "its checksum does not match")
+    return arrays
 
 
-def load_tensors(path: Path) -> dict[str, np.ndarray]:
-    """Read and verify a file of `pack_tensors`. Raises DamagedFileError."""
-    with explain_damage(path):
-        return read_arrays(path)
+def damaged(path: Path, how: object) -> DamagedFileError:
+    return DamagedFileError(
+        f"{path} is damaged or of another kind ({how}): run notebook 01_data_prep again to fix it."
+    )
 
 
 def as_bytes(value) -> np.ndarray:
@@ -62,74 +69,6 @@ def as_bytes(value) -> np.ndarray:
 
 def from_bytes(tensor: np.ndarray):
     return json.loads(tensor.tobytes())
-
-
-def split_by(tensor: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
-    return np.split(tensor, counts.cumsum()[:-1])
-
-
-class MappedFile:
-    """The tensors of a safetensors file, `file[name]`, mapped: readable after it is removed.
-
-    With `verify` all of it is compared with its checksum. Raises DamagedFileError for a file that
-    is missing, damaged or of another kind.
-    """
-
-    def __init__(self, path: Path, verify: bool = False):
-        self.path = Path(path)
-        with explain_damage(self.path):
-            metadata = read(self.path, tensors=False)[1]  # compares header and file size
-            with open(self.path, "rb") as file:
-                content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            begins = 8 + int.from_bytes(content[:8], "little")
-            header = json.loads(content[8:begins])
-            header.pop("__metadata__", None)
-            self.arrays = {}
-            for name, entry in header.items():
-                if entry["dtype"] not in DTYPES:
-                    raise KitError(f"numbers of type {entry['dtype']}")
-                dtype = DTYPES[entry["dtype"]]
-                start = begins + entry["data_offsets"][0]
-                self.arrays[name] = np.ndarray(entry["shape"], dtype, content, start)
-            if verify and metadata.get("sha256") != arrays_digest(self.arrays):
-                raise KitError("its checksum does not match")
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        if name not in self.arrays:
-            raise damaged(self.path, f"it has no column `{name}`")
-        return self.arrays[name]
-
-
-class Shards:
-    """The shards of an index, by number.
-
-    Raises DamagedFileError when one is missing, or damaged if they are small enough to verify at
-    once. Of larger ones each row is verified when it is read.
-    """
-
-    def __init__(self, paths: list[Path], verify: bool):
-        size_bytes = 0
-        for path in paths:
-            with explain_damage(path):
-                size_bytes += path.stat().st_size
-        verify = verify and size_bytes <= CHECKED_AT_START_BYTES
-        self.files = [MappedFile(path, verify) for path in paths]
-        counts = [file["code_counts"] for file in self.files]
-        self.starts = [np.concatenate([[0], own.cumsum()]) for own in counts]  # of a row's codes
-
-    def row(self, columns: MappedFile, what: str, i: int) -> np.ndarray:
-        """Return "codes" (N,) or "references" (mels, frames) of row i of the index `columns`."""
-        shard = columns["shards"][i]
-        place = int(columns["places"][i])
-        file = self.files[shard]
-        part = place
-        if what == "codes":
-            part = slice(*self.starts[shard][place : place + 2])
-        row = file[what][part].copy()
-        check = {"codes": "code_checks", "references": "reference_checks"}[what]
-        if zlib.crc32(row.tobytes()) != columns[check][i]:
-            raise damaged(file.path, "a row does not match its checksum")
-        return row
 
 
 def touch(paths: set[Path]) -> None:
@@ -160,19 +99,22 @@ class CodeCache:
     """
 
     def __init__(self, index: Path, verify: bool = True):
-        index = Path(index)
-        columns = MappedFile(index, verify)
-        paths = [index.parent / name for name in from_bytes(columns["shard_names"])]
-        shards = Shards(paths, verify)
-        touch({index, *paths})
-        codes, references = (partial(shards.row, columns, what) for what in ("codes", "references"))
-        self.take(columns, codes, references)
+        self.index = Path(index)
+        columns = open_arrays(index, INDEX, verify)
+        self.paths = [self.index.parent / name for name in from_bytes(columns["shard_names"])]
+        size_bytes = sum(path.stat().st_size for path in self.paths if path.is_file())
+        verify = verify and size_bytes <= CHECKED_AT_START_BYTES
+        self.shards = [open_arrays(path, SHARD, verify) for path in self.paths]
+        counts = [shard["code_counts"] for shard in self.shards]
+        self.starts = [np.concatenate([[0], own.cumsum()]) for own in counts]  # of a clip's codes
+        touch({self.index, *self.paths})
+        self.take(columns, self._codes, partial(self._stored, "references", "reference_checks"))
 
     def __reduce__(self):  # a mapping cannot be pickled for a worker
-        return CodeCache, (self.columns.path, False)
+        return CodeCache, (self.index, False)
 
-    def take(self, columns: MappedFile, codes: Callable, references: Callable) -> None:
-        """Read rows and texts from an index; `codes(i)` are those of row i."""
+    def take(self, columns: dict, codes: Callable, references: Callable) -> None:
+        """Read rows and texts from the `columns` of an index; `codes(i)` are those of row i."""
         self.columns = columns
         self.split_names: list[str] = from_bytes(columns["split_names"])
         self.speaker_names: list[str] = from_bytes(columns["speaker_names"])
@@ -191,10 +133,34 @@ class CodeCache:
         voices, starts = np.unique(voice[order], return_index=True)
         self.voices = dict(zip(voices.tolist(), np.split(order, starts[1:])))
 
+    def _codes(self, i: int) -> np.ndarray:
+        starts = self.starts[self.columns["shards"][i]]
+        place = int(self.columns["places"][i])
+        return self._stored("codes", "code_checks", i, slice(starts[place], starts[place + 1]))
+
+    def _stored(self, name: str, check: str, i: int, part: slice | None = None) -> np.ndarray:
+        """Return what the shard of row i holds of it, compared with its checksum."""
+        shard = self.columns["shards"][i]
+        row = self.shards[shard][name][self.columns["places"][i] if part is None else part].copy()
+        if zlib.crc32(row.tobytes()) != self.columns[check][i]:
+            raise damaged(self.paths[shard], "a row does not match its checksum")
+        return row
+
+    def example(self, i: int) -> tuple[list[np.ndarray], list[np.ndarray], Tensor]:
+        """Return row i alone as `pack` takes it: text ids, codes, its own reference (1, M, T)."""
+        reference = torch.from_numpy(self.references[i]).float()
+        return [self.texts[i]], [self.codes[i]], reference[None]
+
+    def ids(self, rows: np.ndarray) -> list[bytes]:
+        """Return the id of each of `rows` in UTF-8."""
+        ids = self.columns["ids"]
+        starts = self.columns["id_offsets"][rows].tolist()
+        ends = self.columns["id_offsets"][rows + 1].tolist()
+        return [ids[start:end].tobytes() for start, end in zip(starts, ends)]
+
     def _row(self, i: int) -> dict[str, str]:
-        start, end = self.columns["id_offsets"][i : i + 2].tolist()
         return {
-            "id": self.columns["ids"][start:end].tobytes().decode(),
+            "id": self.ids(np.array([i]))[0].decode(),
             "speaker": self.speaker_names[self.columns["speakers"][i]],
             "split": self.split_names[self.columns["splits"][i]],
         }
@@ -233,10 +199,6 @@ class CodeCache:
     def _numbers(self, rows: Sequence[int], what: str) -> np.ndarray:
         return self.columns[what][np.asarray(rows, dtype=np.int64)].astype(np.int64)
 
-    def histogram(self, what: str, split: str | None = None) -> np.ndarray:
-        """Return how many rows of `split` (None: all) have 0, 1, 2... of `what`, see `lengths`."""
-        return np.bincount(self.lengths(self.rows_in_split(split), what))
-
     def total(self, what: str, split: str | None = None) -> int:
         """Return the sum of `what` over the rows of `split` (None: all)."""
         return int(self.lengths(self.rows_in_split(split), what).sum())
@@ -267,8 +229,8 @@ def speaker_references(cache: CodeCache, split: str = "train") -> dict[str, Tens
 
 def longest_text(cache: CodeCache) -> int:
     """Return the 95th percentile of text ids in training: what a voice learns to say at once."""
-    rows = cache.histogram("texts", "train").cumsum()
-    return int(np.searchsorted(rows, math.ceil(0.95 * (rows[-1] - 1)), side="right"))
+    texts = cache.lengths(cache.rows_in_split("train"), "texts")
+    return int(np.quantile(texts, 0.95, method="higher"))
 
 
 def slowest_pace(cache: CodeCache) -> float:
@@ -279,36 +241,26 @@ def slowest_pace(cache: CodeCache) -> float:
 
 def fixed_lengths(cache: CodeCache) -> tuple[int, ...]:
     """Return `padding_lengths` for the rows of all splits."""
-    return padding_lengths(np.pad(cache.histogram("tokens"), (EXTRA_TOKENS, 0)))
+    return padding_lengths(np.bincount(cache.lengths(cache.rows_in_split(None)) + EXTRA_TOKENS))
 
 
-PERCENTILES = (50, 90, 95, 99, 99.5, 100)
-KEPT_PERCENT = 99.5
+def length_report(cache: CodeCache, codes_per_s: float) -> tuple[dict[str, str], int, int]:
+    """Return percentiles of training rows by quantity, and limits for one fixed shape.
 
-
-class LengthReport(NamedTuple):
-    """Percentiles by quantity, and limits that keep KEPT_PERCENT of the rows."""
-
-    percentiles: dict[str, str]  # {"codes": "50 %: 61, 90 %: ...", "seconds": ...}
-    limit_codes: int  # the KEPT_PERCENT-th percentile, rounded up to 64
-    limit_tokens: int  # that many codes, and the same percentile of text, rounded up to 64
-    beyond: int  # rows over a limit
-    beyond_share: float  # of all rows
-
-
-def length_report(cache: CodeCache, codes_per_s: float) -> LengthReport:
-    """Return the lengths of training rows, and suggested limits for fixed shapes."""
+    The limits are in codes and in tokens, multiples of 64: KEPT_PERCENT of the rows have fewer
+    codes, and as many fewer text ids.
+    """
     members = cache.rows_in_split("train")
     texts = cache.lengths(members, "texts")
     codes = cache.lengths(members, "codes")
-    tokens = texts + codes + EXTRA_TOKENS
     percentile = partial(np.percentile, method="higher")  # a length that occurs
     limit_codes = 64 * math.ceil(percentile(codes, KEPT_PERCENT) / 64)
     longest_row = percentile(texts, KEPT_PERCENT) + limit_codes + EXTRA_TOKENS
     limit_tokens = 64 * math.ceil(longest_row / 64)
-    beyond = int(((codes > limit_codes) | (tokens > limit_tokens)).sum())
-    lines = {}
-    columns = {"text ids": texts, "codes": codes, "tokens": tokens, "seconds": codes / codes_per_s}
-    for name, column in columns.items():
-        lines[name] = ", ".join(f"{p:g} %: {percentile(column, p):.4g}" for p in PERCENTILES)
-    return LengthReport(lines, limit_codes, limit_tokens, beyond, beyond / len(members))
+    columns = {"text ids": texts, "codes": codes, "tokens": texts + codes + EXTRA_TOKENS}
+    columns["seconds"] = codes / codes_per_s
+    lines = {
+        name: ", ".join(f"{p:g} %: {percentile(column, p):.4g}" for p in PERCENTILES)
+        for name, column in columns.items()
+    }
+    return lines, limit_codes, limit_tokens

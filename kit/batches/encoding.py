@@ -9,7 +9,7 @@ Codes made on a GPU may differ from the CPU's by rounding, and are not encoded a
 import contextlib
 import hashlib
 import math
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +22,6 @@ from kit.audio.codec import Codec, mels_and_codes
 from kit.audio.spectrogram import Mel, reference_mel
 from kit.base.errors import DamagedFileError, DatasetError
 from kit.base.files import (
-    atomic_path,
     digest,
     file_digest,
     make_folder,
@@ -31,10 +30,9 @@ from kit.base.files import (
     write_atomic,
 )
 from kit.base.formatting import format_gib
-from kit.base.tensor_file import arrays_digest, pack_tensors, save_tensors
-from kit.batches import code_cache
+from kit.base.tensor_file import arrays_digest, pack_tensors
 from kit.batches.batching import chunks
-from kit.batches.code_cache import as_bytes
+from kit.batches.code_cache import INDEX, SHARD, as_bytes, from_bytes, open_arrays, touch
 from kit.dataset.data_report import Finding, refuse
 from kit.dataset.manifest import Utterance
 from kit.settings import (
@@ -82,11 +80,12 @@ def clip_names(
 ) -> list[str]:
     """Return the name of each recording in the cache: its digest, and its speed if not 100 percent.
 
-    `digests` are those that are known, one a row; the others are `clip_digest`'s.
+    `digests` are those that are known, one a row. They must change when a recording does, and be of
+    one kind from run to run; the others are `clip_digest`'s.
     """
-    pairs = list(zip(rows, digests or [None] * len(rows), strict=True))
+    known = digests or [None] * len(rows)
     with ThreadPoolExecutor(2) as pool:  # hashing lets go of Python's lock
-        names = list(pool.map(lambda pair: pair[1] or clip_digest(pair[0].audio), pairs))
+        names = list(pool.map(lambda row, name: name or clip_digest(row.audio), rows, known))
     return names if speed == 100 else [f"{name} {speed}" for name in names]
 
 
@@ -104,9 +103,7 @@ def build_cache(
 ) -> Path:
     """Encode the `rows` missing in `folder`; return the index of `rows`.
 
-    `key` is `cache_key`'s. `digests` are those of the recordings, one a row, where they are known:
-    they must change when a recording does, and be of one kind from run to run. The rest is as for
-    `encode_missing`.
+    `key` is `cache_key`'s, `digests` are as `clip_names` takes them.
     """
     folder = Path(folder)
     names = clip_names(rows, digests, speed)
@@ -170,10 +167,12 @@ def find_clips(folder: Path, key: str, wanted: Container[str]) -> dict[str, Clip
     """Return the clips of `wanted` that are encoded; a damaged file is reported and removed."""
     encoded: dict[str, Clip] = {}
     for path in sorted(folder.glob(f"codes-{key}-*.safetensors")):
+        clips = None
         try:
             clips = shard_clips(path)
         except DamagedFileError as error:
             print(f"{error} Its clips are encoded again.")
+        if clips is None:  # here the error no longer maps the file
             path.unlink(missing_ok=True)
             continue
         encoded.update((name, clip) for name, clip in clips.items() if name in wanted)
@@ -182,9 +181,9 @@ def find_clips(folder: Path, key: str, wanted: Container[str]) -> dict[str, Clip
 
 def shard_clips(path: Path) -> dict[str, Clip]:
     """Return a file's clips by name. Raises DamagedFileError for a missing or damaged file."""
-    table = code_cache.load_tensors(path)
-    codes = code_cache.split_by(table["codes"], table["code_counts"])
-    rows = zip(code_cache.from_bytes(table["clips"]), codes, table["references"])
+    table = open_arrays(path, SHARD)
+    codes = np.split(table["codes"], table["code_counts"].cumsum()[:-1])
+    rows = zip(from_bytes(table["clips"]), codes, table["references"])
     return {
         digest: Clip(path, place, len(codes), crc32(codes.tobytes()), crc32(reference.tobytes()))
         for place, (digest, codes, reference) in enumerate(rows)
@@ -221,12 +220,12 @@ def write_index(
     index = folder / f"index-{arrays_digest(columns)[:12]}.safetensors"
     used = {index, *(clip.shard for clip in clips)}
     try:
-        code_cache.MappedFile(index, verify=True)
+        open_arrays(index, INDEX)
     except DamagedFileError:  # or missing
-        size_bytes = sum(column.nbytes for column in columns.values())
-        make_room(folder, config.max_cache_gib, size_bytes, used)
-        save_columns(columns, index)
-    code_cache.touch(used)
+        data = pack_tensors(columns)
+        make_room(folder, config.max_cache_gib, len(data), used)
+        write_atomic(index, data)
+    touch(used)
     return index
 
 
@@ -238,47 +237,28 @@ def index_columns(
     `texts` are the ids of their texts, `clips` their clips, in the same order.
     """
     ids, speakers, splits = zip(*rows)
-    shard_paths, shards = numbered(clip.shard for clip in clips)
-    speaker_names, speaker_numbers = numbered(speakers)
-    split_names, split_numbers = numbered(splits)
     encoded = [name.encode() for name in ids]
-    checks = np.array([(clip.code_check, clip.reference_check) for clip in clips], np.uint32)
     columns = {
         "ids": np.frombuffer(b"".join(encoded), dtype=np.uint8),
         "id_offsets": offsets_of(encoded),
         "texts": narrow(np.concatenate(texts)),
         "text_offsets": offsets_of(texts),
         "codes": narrow(np.array([clip.codes for clip in clips])),
-        "shards": shards,
         "places": narrow(np.array([clip.place for clip in clips])),
-        "code_checks": checks[:, 0].copy(),
-        "reference_checks": checks[:, 1].copy(),
-        "speakers": speaker_numbers,
-        "splits": split_numbers,
+        "code_checks": np.array([clip.code_check for clip in clips], np.uint32),
+        "reference_checks": np.array([clip.reference_check for clip in clips], np.uint32),
     }
-    return add_names(columns, [path.name for path in shard_paths], speaker_names, split_names)
-
-
-def numbered(values: Iterable) -> tuple[list, np.ndarray]:
-    """Return the sorted distinct `values`, and the index of each of `values` among them."""
-    values = list(values)
-    names = sorted(set(values))
-    numbers = {name: i for i, name in enumerate(names)}
-    return names, narrow(np.array([numbers[value] for value in values]))
-
-
-def add_names(
-    columns: dict[str, np.ndarray], shards: list[str], speakers: list[str], splits: list[str]
-) -> dict[str, np.ndarray]:
-    """Return `columns` (one number a row) with the names, the tokens of each row, and a digest."""
-    names = {"shard_names": shards, "speaker_names": speakers, "split_names": splits}
-    result = columns | {name: as_bytes(values) for name, values in names.items()}
-    result["tokens"] = narrow(np.diff(columns["text_offsets"].astype(np.int64)) + columns["codes"])
+    shards = [clip.shard.name for clip in clips]
+    for name, values in (("shard", shards), ("speaker", speakers), ("split", splits)):
+        distinct, numbers = np.unique(np.array(values, dtype=object), return_inverse=True)
+        columns[f"{name}_names"] = as_bytes(distinct.tolist())
+        columns[f"{name}s"] = narrow(numbers)
+    columns["tokens"] = narrow(np.array([len(text) for text in texts]) + columns["codes"])
     sha = hashlib.sha256()  # changes with any id, split or length, and with their order
     for name in ("ids", "id_offsets", "splits", "split_names", "tokens"):
-        sha.update(result[name].tobytes())
-    result["corpus"] = as_bytes(sha.hexdigest()[:8])
-    return result
+        sha.update(columns[name].tobytes())
+    columns["corpus"] = as_bytes(sha.hexdigest()[:8])
+    return columns
 
 
 def narrow(values: np.ndarray) -> np.ndarray:
@@ -288,15 +268,7 @@ def narrow(values: np.ndarray) -> np.ndarray:
 
 def offsets_of(parts: Sequence) -> np.ndarray:
     """Return where each of `parts` begins when they are concatenated, and where the last ends."""
-    counts = np.fromiter(map(len, parts), dtype=np.int64, count=len(parts))
-    return narrow(np.concatenate([[0], counts.cumsum()]))
-
-
-def save_columns(columns: dict[str, np.ndarray], path: Path) -> None:
-    """Write `columns` to `path` atomically, with their checksum."""
-    arrays = {name: np.ascontiguousarray(columns[name]) for name in sorted(columns)}
-    with atomic_path(path) as temporary:
-        save_tensors(arrays, temporary, {"sha256": arrays_digest(arrays)})
+    return narrow(np.cumsum([0, *map(len, parts)]))
 
 
 def make_room(folder: Path, cap_gib: float, needed_bytes: int, used: set[Path]) -> None:
@@ -304,18 +276,17 @@ def make_room(folder: Path, cap_gib: float, needed_bytes: int, used: set[Path]) 
 
     Only files of the cache count. Raises DamagedFileError when those in use alone exceed the cap.
     """
-    files = {}
+    files = []
     for path in [*folder.glob("codes-*.safetensors"), *folder.glob("index-*.safetensors")]:
         with contextlib.suppress(FileNotFoundError):  # another process made room
-            files[path] = path.stat()
+            stat = path.stat()
+            files.append((stat.st_mtime, stat.st_size, path))
     cap_bytes = cap_gib * 2**30
-    total_bytes = needed_bytes + sum(stat.st_size for stat in files.values())
-    for path, stat in sorted(files.items(), key=lambda item: item[1].st_mtime):
-        if total_bytes <= cap_bytes:
-            return
-        if path not in used:
+    total_bytes = needed_bytes + sum(size_bytes for _, size_bytes, _ in files)
+    for _, size_bytes, path in sorted(files):
+        if total_bytes > cap_bytes and path not in used:
             path.unlink(missing_ok=True)
-            total_bytes -= stat.st_size
+            total_bytes -= size_bytes
     if total_bytes > cap_bytes:
         raise DamagedFileError(
             f"The code cache in {folder} needs {format_gib(total_bytes)} and more for this "

@@ -15,6 +15,7 @@ from kit.audio.clip import load_speech
 from kit.audio.recognizer import RecognizerOutput, SpeechRecognizer
 from kit.base.files import write_atomic
 from kit.base.tensor_file import pack_tensors
+from kit.batches.batching import chunks
 from kit.batches.code_cache import CodeCache
 from kit.dataset.alignment import best_path, frames_needed
 from kit.dataset.manifest import Utterance
@@ -40,28 +41,28 @@ def find_words(
     `cache` holds the same rows, `frame_rate` codes a second.
     """
     texts = [token_edges(tokenizer, row.text, cache.texts[i]) for i, row in enumerate(rows)]
+    edges: list[tuple] = [((), ())] * len(rows)  # in text ids and in codes
     counts = cache.lengths(range(len(rows)), "codes").tolist()
-    codes: list[list[int]] = [[] for _ in rows]
-    split = [i for i, edges in enumerate(texts) if edges]
+    split = [i for i, own in enumerate(texts) if own]
     split.sort(key=lambda i: rows[i].seconds)  # little padding in a batch
     rate = recognizer.input_sample_rate
-    for start in range(0, len(split), CLIPS_AT_ONCE):
-        batch = split[start : start + CLIPS_AT_ONCE]
+    done = 0
+    for batch in chunks(split, CLIPS_AT_ONCE):
         waves = [load_speech(rows[i].audio, rate) for i in batch]
         for i, output in zip(batch, recognizer.recognize(waves, rate), strict=True):
             frames = word_frames(recognizer, output, rows[i].text.split())
-            codes[i] = code_edges(frames, recognizer.frame_s * frame_rate, counts[i])
-        progress(start + len(batch), len(split))
-    kept = [
-        (text, code) if len(text) == len(code) else ((), ()) for text, code in zip(texts, codes)
-    ]
+            codes = code_edges(frames, recognizer.frame_s * frame_rate, counts[i])
+            if len(texts[i]) == len(codes):
+                edges[i] = (texts[i], codes)
+        done += len(batch)
+        progress(done, len(split))
     arrays = {
-        "counts": np.array([len(text) for text, _ in kept]),
-        "texts": np.array([edge for text, _ in kept for edge in text], dtype=np.int32),
-        "codes": np.array([edge for _, code in kept for edge in code], dtype=np.int32),
+        "counts": np.array([len(ids) for ids, _ in edges]),
+        "texts": np.array([edge for ids, _ in edges for edge in ids], dtype=np.int32),
+        "codes": np.array([edge for _, codes in edges for edge in codes], dtype=np.int32),
     }
     write_atomic(path, pack_tensors(arrays))
-    return sum(len(text) > 0 for text, _ in kept)
+    return sum(len(ids) > 0 for ids, _ in edges)
 
 
 def spoken_words(words: list[str]) -> list[int]:

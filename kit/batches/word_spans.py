@@ -13,8 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kit.base.files import digest
-from kit.base.tensor_file import read_arrays
-from kit.batches.code_cache import explain_damage
+from kit.batches.code_cache import open_arrays
 
 WORDS = "words.safetensors"  # in a run's folder
 FIRST_WORDS = 4  # of the longest run at first ...
@@ -53,8 +52,7 @@ class WordSpans:
     """
 
     def __init__(self, path: Path, rows: int, least_codes: int, seed: int):
-        with explain_damage(path):
-            arrays = read_arrays(path)
+        arrays = open_arrays(path, ("counts", "texts", "codes"))
         self.starts = np.concatenate([[0], arrays["counts"].cumsum()])
         self.texts = arrays["texts"]
         self.codes = arrays["codes"]
@@ -64,25 +62,19 @@ class WordSpans:
         self.mark = digest(*(array.tobytes() for array in arrays.values()), rows, least_codes)
 
     def edges(self, i: int) -> tuple[list[int], list[int]]:
-        """Where the words of row i begin in its text ids and its codes, and where the last ends.
-
-        Both are empty where that is not known.
-        """
+        """Where words of row i begin in its text ids and codes, and the last ends; or [], []."""
         own = slice(*self.starts[i : i + 2])
         return self.texts[own].tolist(), self.codes[own].tolist()
 
-    def cut(self, i: int, epoch: int, share: float) -> Cut | None:
-        """The run of words of row i in `epoch`, `share` (0..1) of the way to the longest runs.
-
-        None for the whole row.
-        """
+    def cut(self, i: int, epoch: int, share: float) -> Cut:
+        """The run of words of row i in `epoch`, `share` (0..1) of the way to the longest runs."""
         texts, codes = self.edges(i)
         words = len(texts) - 1
         if words < 2:
-            return None
+            return WHOLE
         chance = random.Random(f"{self.seed} {epoch} {i} words")
         if chance.random() < share * WHOLE_SHARE:
-            return None
+            return WHOLE
         longest = FIRST_WORDS + share * (LAST_WORDS - FIRST_WORDS)
         count = min(words, 1 + int(chance.random() * longest))
         first = int(chance.random() * (words - count + 1))

@@ -190,12 +190,9 @@ class Benchmark:
         return Result(line=line, grid=choose.trial_cells(rows, self.run_steps))
 
     def _other_sizes(self) -> tuple[list[int], list[int]]:
-        """Larger micro-batches in rising order, and smaller ones in falling order.
-
-        None where tokens decide the size.
-        """
+        """Larger micro-batches in rising order, and smaller ones in falling order."""
         data = self.task.data
-        sizes = [] if data.effective_tokens else divisors(data.effective_batch)
+        sizes = divisors(data.effective_batch)
         larger = [size for size in sizes if size > data.micro_batch]
         smaller = [size for size in reversed(sizes) if size < data.micro_batch]
         return larger, smaller

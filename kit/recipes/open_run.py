@@ -28,7 +28,7 @@ CHECKED = {*SECTIONS, "codec", "front_end"}
 # What the weights of a run depend on, by section; (): all of it.
 FIXED = {
     **dict.fromkeys(("text", "codec", "front_end", "model", "finetune", "lora"), ()),
-    "data": ("effective_batch", "effective_tokens"),
+    "data": ("effective_batch",),
     "train": ("optimizer",),
 }
 

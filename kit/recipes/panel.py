@@ -151,8 +151,6 @@ class PanelSettings:
         fits = needed_bytes <= limit_bytes
         advice = "" if fits else " That is too much: Start tries a step and says what to change."
         rows = f"{work.data.micro_batch} utterances"
-        if work.data.effective_tokens:
-            rows = f"{work.data.micro_tokens:,} tokens"
         passes = f"{work.data.grad_accum} forward passes"
         if work.data.grad_accum == 1:
             passes = "one forward pass"

@@ -20,8 +20,8 @@ from kit.base.errors import DatasetError, KitError
 from kit.base.files import digest, file_digest
 from kit.base.hardware import on_device
 from kit.base.run import read_run_file
-from kit.batches.batching import EXTRA_TOKENS, neighbours_waste, padding_waste
-from kit.batches.code_cache import CodeCache, fixed_lengths, length_report
+from kit.batches.batching import EXTRA_TOKENS, padding_waste
+from kit.batches.code_cache import KEPT_PERCENT, CodeCache, fixed_lengths, length_report
 from kit.batches.code_stream import CodeStream
 from kit.batches.encoding import build_cache, cache_key, fit_positions, manifest_limits
 from kit.batches.find_words import find_words
@@ -384,7 +384,7 @@ class Preparation:
 
     def measure_lengths(self) -> Result:
         """Show row lengths, a limit that keeps nearly all rows, and lengths to pad to."""
-        report = length_report(self.cache, self.codec.frame_rate)
+        percentiles, codes, tokens = length_report(self.cache, self.codec.frame_rate)
         fixed = fixed_lengths(self.cache)
         self.active_run.record(data={"fixed_lengths": fixed})
         sample = self.cache.sample_of_split("train")
@@ -394,11 +394,11 @@ class Preparation:
             "tokens": (self.cache.lengths(sample) + EXTRA_TOKENS).tolist(),
         }
         return Result(
-            line=f"{report.beyond} examples ({report.beyond_share:.2%}) exceed the limit of "
-            f"{report.limit_codes} codes or {report.limit_tokens} tokens for one fixed shape\n"
+            line=f"One fixed shape for {KEPT_PERCENT} % of the examples: {codes} codes, {tokens} "
+            "tokens\n"
             f"{len(fixed)} fixed lengths for compiled kernels: {fixed[0]} to {fixed[-1]} tokens",
             pictures=[histogram(lengths, marks={"tokens": fixed})],
-            figures=report.percentiles,
+            figures=percentiles,
         )
 
     def make_batches(self) -> Result:
@@ -413,12 +413,13 @@ class Preparation:
         self.stream = CodeStream(self.cache, "train", config, partial(collate, self.model))
         waste = padding_waste(self.stream.lengths, config)
         padded = dataclasses.replace(config, grid_lengths=fixed_lengths(self.cache))
-        waste["neighbours, fixed lengths"] = neighbours_waste(self.stream.lengths, padded)
+        fixed = padding_waste(self.stream.lengths, padded)["neighbours in length"]
+        waste["neighbours, fixed lengths"] = fixed
         first = next(iter(self.stream))
         figures = {
             "padding": waste["neighbours in length"],
             "padding_any_order": waste["any order"],
-            "padding_fixed_lengths": waste["neighbours, fixed lengths"],
+            "padding_fixed_lengths": fixed,
         }
         self.active_run.record(data=figures)
         grid = tuple(first.micro[0].tokens.shape)

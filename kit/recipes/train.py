@@ -218,19 +218,17 @@ class Training(TrainingPlan):
             return spoken and spoken.newest
 
         shown = dataclasses.asdict(self.config) | {"preset": run.preset_name}
-        folder = run.folder / "tensorboard"
-        project = os.environ.get("WANDB_PROJECT") or BOARD_PROJECT
-        boards = {
-            "tensorboard": partial(logs.tensorboard_log, folder, self.rows_before),
-            "wandb": partial(logs.wandb_log, project, run.name, shown, run.folder / "wandb"),
-            "trackio": partial(logs.trackio_log, BOARD_PROJECT, run.name, shown),
-        }
-        for name, open_board in boards.items():
-            if name in self.config.boards:
-                board, why = open_board(newest_sample)
-                print(why)
-                if board is not None:
-                    listeners.append(board)
+        for name in self.config.boards:
+            folder = run.folder / name
+            if name == "tensorboard":
+                board, why = logs.tensorboard_log(folder, newest_sample)
+            else:
+                project = os.environ.get("WANDB_PROJECT") or BOARD_PROJECT
+                about = (project, run.name, shown, folder)
+                board, why = logs.tracker_log(name, *about, newest_sample)
+            print(why)
+            if board is not None:
+                listeners.append(board)
         return tuple(listeners)
 
     def record(self, monitor: Monitor) -> None:
@@ -328,7 +326,6 @@ class Training(TrainingPlan):
         figures = logs.summary(rows)
         ran = self.active.figure("train", "ran") or {}
         finetuning = self.finetuning.identity() | {
-            "tables_first": self.finetuning.config.tables_first,
             "trained_parameters": trainable_of(self.model, self.finetuning).count,
             "parameters": count_parameters(self.model),
         }

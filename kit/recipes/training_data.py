@@ -125,14 +125,12 @@ class TrainingData:
 
     def middle_rows(self, max_rows: int) -> list[Batch]:
         """Up to `max_rows` training rows from the median length on, each alone."""
-        stream = self.stream()
         rows = self.cache.sample_of_split("train")
         order = rows[np.argsort(self.cache.lengths(rows), kind="stable")]
         middle = len(order) // 2
         batches = []
         for row in order[middle : middle + max_rows].tolist():
-            texts, codes, references, _ = stream.part([row], [row], 1)
-            batches.append(pack(self.model, texts, codes, references))
+            batches.append(pack(self.model, *self.cache.example(row)))
         return batches
 
     @property

@@ -96,7 +96,6 @@ class TrainingPlan:
             self.config = estimate.resolve_steps(
                 self.config, epoch_steps, self.asked_steps, self.previous_steps
             )
-        self.finetuning.require_steps(self.config.max_steps)
 
     def set_speed(self, speed: SpeedConfig) -> None:
         self.speed = speed
@@ -422,21 +421,17 @@ def measured_effects(run: ActiveRun) -> dict[str, str]:
 
 
 def describe_finetuning(model: GPTConfig, finetuning: Finetuning) -> str:
-    """Describe what of `model` trains; "" if all of it does from the first step on."""
-    sentences = []
-    if finetuning.adapters:
-        trained = trainable_of(model, finetuning)
-        lora = finetuning.lora
-        tables = ", and the new rows of embeddings and heads" if trained.first_rows else ""
-        if finetuning.config.tables == "all":
-            tables = ", and all embeddings and heads"
-        sentences.append(
-            f"LoRA: {trained.count:,} parameters train, "
-            f"{trained.count / count_parameters(model):.1%} as many as the model has: adapters "
-            f"of rank {lora.rank} beside {', '.join(lora.targets)}{tables}. With mixed precision "
-            "the frozen matrices beside them take half the memory."
-        )
-    steps = finetuning.config.tables_first
-    if steps:
-        sentences.append(f"In the first {steps:,} steps only embeddings and heads train.")
-    return " ".join(sentences)
+    """Describe what of `model` trains; "" if all of it does."""
+    if not finetuning.adapters:
+        return ""
+    trained = trainable_of(model, finetuning)
+    lora = finetuning.lora
+    tables = ", and the new rows of embeddings and heads" if trained.first_rows else ""
+    if finetuning.config.tables == "all":
+        tables = ", and all embeddings and heads"
+    return (
+        f"LoRA: {trained.count:,} parameters train, "
+        f"{trained.count / count_parameters(model):.1%} as many as the model has: adapters "
+        f"of rank {lora.rank} beside {', '.join(lora.targets)}{tables}. With mixed precision "
+        "the frozen matrices beside them take half the memory."
+    )

@@ -114,11 +114,10 @@ def released_loss(run: ActiveRun, data: TrainingData, reference: float) -> Check
     tokenizer = run_parts.load_base_tokenizer(run, data.language)
     model = load_model(run.folder / run_parts.MODEL).to(run.hw.device).eval()
     texts = {row.id: row.text for row in read_manifest(run.folder)}
-    stream = data.stream("held_out")
     loss = 0.0
     targets = 0
     for row in data.cache.rows_in_split("held_out")[:REFERENCE_ROWS].tolist():
-        _, codes, references, _ = stream.part([row], [row], 1)
+        _, codes, references = data.cache.example(row)
         ids = np.array(tokenizer.encode(texts[data.cache.rows[row]["id"]]))
         batch = pack(model.config, [ids], codes, references).to(run.hw.device)
         loss += model(batch)[1].item()
@@ -134,12 +133,11 @@ def subject_of(run: ActiveRun, data: TrainingData) -> Subject:
     """A small model of the run's kind, its shortest training rows, and its stream of batches."""
     small = copy.copy(data)
     small.model = small_config(data.model)
-    stream = small.stream()
     rows = data.cache.sample_of_split("train")
     order = rows[np.argsort(data.cache.lengths(rows), kind="stable")][:EXAMPLES]
     examples = []
     for row in order.tolist():
-        (text,), (codes,), reference, _ = stream.part([row], [row], 1)
+        (text,), (codes,), reference = data.cache.example(row)
         examples.append(Example(text=text, codes=codes, reference=reference[0]))
     return Subject(
         config=small.model,

@@ -73,23 +73,6 @@ def save(tree: dict, folder: Path, step: int, keep: int = 2, best: int = 0) -> P
     return path
 
 
-def weights_alone(tree: dict) -> dict:
-    """Copy `tree` without the optimizers' moments, with weights and average in half precision."""
-    small = tree | {"optimizer": {}, "checkpoint": "weights"}
-    for part in ("model", "ema"):
-        small[part] = {name: halved(tensor) for name, tensor in tree[part].items()}
-    return small
-
-
-def halved(tensor: Tensor) -> Tensor:
-    """Convert to fp16, or to bf16 if a number is beyond fp16's range; integers stay."""
-    if not tensor.is_floating_point():
-        return tensor
-    half = tensor.detach().to("cpu", torch.float16)
-    in_range = half.isfinite().sum() == tensor.isfinite().sum().cpu()
-    return half if in_range else tensor.detach().to("cpu", torch.bfloat16)
-
-
 def own_memory(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Copy those of `tensors` that share memory with others (views, tied weights)."""
     seen = set()

@@ -44,28 +44,13 @@ class Finetuning:
         """Whether frozen matrices may be rounded: a file has the exact ones."""
         return self.adapters and self.base is not None and self.base.weights is not None
 
-    def without_phases(self) -> "Finetuning":
-        """The same where everything trains from the first step on: what takes most memory."""
-        return dataclasses.replace(self, config=dataclasses.replace(self.config, tables_first=0))
-
     def require_voice(self) -> None:
         """Raise KitError if a run from scratch would freeze random weights."""
-        asked = ["tables_first"] if self.config.tables_first else []
-        if self.adapters:
-            asked.append("method")
-        if self.base is None and asked:
+        if self.adapters and self.base is None:
             raise KitError(
-                f"finetune.{asked[0]} = {getattr(self.config, asked[0])}: this run starts from "
-                "scratch, so what is frozen would stay random. Start from a voice (BASE_MODEL in "
-                "01_data_prep, --base-model), or leave `finetune` out."
-            )
-
-    def require_steps(self, steps: int) -> None:
-        """Raise KitError unless some of `steps` are left after the first phase."""
-        if self.config.tables_first >= steps:
-            raise KitError(
-                f"finetune.tables_first = {self.config.tables_first}: of {steps} steps none is "
-                "left in which everything trains. Give it fewer, or train longer."
+                "finetune.method = lora: this run starts from scratch, so what is frozen would "
+                "stay random. Start from a voice (BASE_MODEL in 01_data_prep, --base-model), or "
+                "leave `finetune` out."
             )
 
     def identity(self) -> dict:

@@ -12,7 +12,6 @@ import importlib.util
 import json
 import math
 import os
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -22,10 +21,6 @@ import numpy as np
 from kit.base.errors import DiskError, Note
 from kit.base.files import disk_errors
 from kit.base.formatting import replace_non_finite
-
-# Fields of an event that are numbers, or null.
-NUMBERS = ("steps", "loss", "lr", "grad_norm", "tokens", "step_s", "memory_bytes", "unix_s")
-NUMBERS += ("val_loss", "ema_val_loss", "wall_s")
 
 Listener = Callable[[object], None]  # gets one StepEvent after the other
 
@@ -40,7 +35,6 @@ class SpokenSample:
 
 
 NewestSample = Callable[[], SpokenSample | None]
-EVENT_FILES = "events.out.tfevents.*"  # of TensorBoard
 
 
 def jsonl_log(path: Path) -> Listener:
@@ -101,7 +95,7 @@ def read_log(path: Path) -> list[dict]:
     lines = path.read_bytes().split(b"\n") if path.exists() else []
     for line in filter(None, lines):
         row = parse_row(line)
-        if row is None or "loss" not in row:
+        if row is None:
             lost += line is not lines[-1]
         else:
             add_row(rows, row)
@@ -114,13 +108,9 @@ def parse_row(line: bytes) -> dict | None:
     """Read a row that `jsonl_log` wrote; None for anything else."""
     try:
         row = json.loads(line)
-    except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
+    except ValueError:  # UnicodeDecodeError, too
         return None
-    if not isinstance(row, dict) or type(row.get("step")) is not int:
-        return None
-    numbers = [row[name] for name in NUMBERS if row.get(name) is not None]
-    plain = all(type(number) in (int, float) for number in numbers)
-    return row if plain and isinstance(row.get("gate"), dict | None) else None
+    return row if isinstance(row, dict) and {"step", "loss"} <= row.keys() else None
 
 
 def add_row(rows: list[dict], row: dict) -> None:
@@ -152,94 +142,65 @@ def scalars(row: dict) -> dict[str, float]:
 
 
 def tensorboard_log(
-    folder: Path, rows: list[dict] = (), newest_sample: NewestSample = lambda: None
+    folder: Path, newest_sample: NewestSample = lambda: None
 ) -> tuple[Listener | None, str]:
-    """Return a listener that writes numbers, notes and samples for TensorBoard or None, and why.
-
-    A `folder` without events first gets `rows`, those that `read_log` has returned.
-    """
+    """Return a listener that writes numbers, notes and samples for TensorBoard or None, and why."""
     if importlib.util.find_spec("tensorboard") is None:
         return None, "TensorBoard is not installed (pip install tensorboard)"
-    write = _Board(folder, newest_sample)
-    if rows and not list(write.folder.glob(EVENT_FILES)):
-        for row in rows:
-            write(row)
-        write.writer.flush()
-    return write, f"TensorBoard events in {folder} (tensorboard --logdir {folder})"
+    writer = None
+    last_step = math.inf
 
-
-class _Board:
-    """Rows or events into TensorBoard's files, a new file wherever steps go back."""
-
-    def __init__(self, folder: Path, newest_sample: NewestSample):
-        self.folder = Path(folder)
-        self.newest_sample = newest_sample
-        self.writer = None
-        self.step = math.inf
-
-    def __call__(self, event) -> None:
-        row = event if isinstance(event, dict) else dataclasses.asdict(event)
-        if row["step"] <= self.step:  # also the first, after a resume in a new process
-            self._open(row["step"])
-        self.step = row["step"]
-        for name, value in scalars(row).items():
-            self.writer.add_scalar(name, value, self.step)
-        if row.get("note"):
-            self.writer.add_text("note", row["note"], self.step)
-        sample = self.newest_sample()
-        if sample and sample.step == self.step:
-            rate_hz = sample.sample_rate_hz
-            self.writer.add_audio("sample", sample.wave[None], self.step, sample_rate=rate_hz)
-            self.writer.add_image("sample/mel", sample.spectrogram, self.step, dataformats="HWC")
-            self.writer.add_text("sample/text", sample.text, self.step)
-        if self.step == row["steps"]:
-            self.writer.flush()
-
-    def _open(self, step: int) -> None:
+    def log(event) -> None:
+        nonlocal writer, last_step
         from torch.utils.tensorboard import SummaryWriter
 
-        if self.writer is not None:
-            self.writer.close()
-        # TensorBoard reads files by their names, which begin with the second they were made in.
-        seconds = [path.name.split(".")[3] for path in self.folder.glob(EVENT_FILES)]
-        if str(int(time.time())) in seconds:
-            time.sleep(1 - time.time() % 1)
-        # Everything from `step` on that older files hold is void.
-        self.writer = SummaryWriter(str(self.folder), purge_step=step, flush_secs=10)
+        step = event.step
+        if step <= last_step:  # the first, or steps go back: later ones in older files are void
+            if writer is not None:
+                writer.close()
+            writer = SummaryWriter(str(folder), purge_step=step, flush_secs=10)
+        last_step = step
+        for name, value in scalars(dataclasses.asdict(event)).items():
+            writer.add_scalar(name, value, step)
+        if event.note:
+            writer.add_text("note", event.note, step)
+        sample = newest_sample()
+        if sample and sample.step == step:
+            rate_hz = sample.sample_rate_hz
+            writer.add_audio("sample", sample.wave[None], step, sample_rate=rate_hz)
+            writer.add_image("sample/mel", sample.spectrogram, step, dataformats="HWC")
+            writer.add_text("sample/text", sample.text, step)
+        if event.val_loss is not None or step == event.steps:
+            writer.flush()
+
+    return log, f"TensorBoard events in {folder} (tensorboard --logdir {folder})"
 
 
-def wandb_log(
-    project: str, name: str, config: dict, folder: Path, newest_sample: NewestSample = lambda: None
+def tracker_log(
+    module: str,
+    project: str,
+    name: str,
+    config: dict,
+    folder: Path,
+    newest_sample: NewestSample = lambda: None,
 ) -> tuple[Listener | None, str]:
-    """Return a listener that logs numbers and samples to W&B or None, and the reason.
+    """Return a listener that logs numbers and samples to `module` or None, and the reason.
 
-    `config` are plain values to show with the run `name`. Without WANDB_MODE files are left under
-    `folder`, which `wandb sync` uploads.
+    That is "wandb" or "trackio", whose functions have the same names. `config` are plain values to
+    show with the run `name`. Without WANDB_MODE W&B leaves files under `folder`, which `wandb sync`
+    uploads.
     """
-    if importlib.util.find_spec("wandb") is None:
-        return None, "W&B is not installed (pip install wandb)"
-    mode = os.environ.get("WANDB_MODE", "offline")
-    Path(folder).mkdir(parents=True, exist_ok=True)
+    if importlib.util.find_spec(module) is None:
+        return None, f"{module} is not installed (pip install {module})"
     settings = {"project": project, "group": name, "config": config}
-    settings |= {"dir": str(folder), "mode": mode}
-    reason = f"W&B {mode}, project {project}, group {name}, files in {folder}"
-    return _tracker("wandb", settings, newest_sample), reason
-
-
-def trackio_log(
-    project: str, name: str, config: dict, newest_sample: NewestSample = lambda: None
-) -> tuple[Listener | None, str]:
-    """Return a listener that logs numbers and samples to trackio or None, and the reason."""
-    if importlib.util.find_spec("trackio") is None:
-        return None, "trackio is not installed (pip install trackio)"
-    # `embed` would start a server and show its page in the cell that trains.
-    settings = {"project": project, "group": name, "config": config, "embed": False}
-    reason = f'trackio, project {project}, group {name} (trackio show --project "{project}")'
-    return _tracker("trackio", settings, newest_sample), reason
-
-
-def _tracker(module: str, settings: dict, newest_sample: NewestSample) -> Listener:
-    """Events into W&B or trackio, whose functions have the same names."""
+    if module == "wandb":
+        mode = os.environ.get("WANDB_MODE", "offline")
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        settings |= {"dir": str(folder), "mode": mode}
+        reason = f"W&B {mode}, project {project}, group {name}, files in {folder}"
+    else:
+        settings["embed"] = False  # or it shows its server's page in the cell that trains
+        reason = f'trackio, project {project}, group {name} (trackio show --project "{project}")'
     run = None
     last_step = math.inf
 
@@ -250,7 +211,7 @@ def _tracker(module: str, settings: dict, newest_sample: NewestSample) -> Listen
         if event.step <= last_step:
             if run is not None:
                 run.finish()
-            run = board.init(name=f"{settings['group']} from step {event.step}", **settings)
+            run = board.init(name=f"{name} from step {event.step}", **settings)
         last_step = event.step
         values = scalars(dataclasses.asdict(event))
         sample = newest_sample()
@@ -261,10 +222,8 @@ def _tracker(module: str, settings: dict, newest_sample: NewestSample) -> Listen
         run.log(values, step=event.step)
         if event.step == event.steps:
             run.finish()
-            run = None
-            last_step = math.inf
 
-    return log
+    return log, reason
 
 
 def summary(rows: list[dict]) -> dict:

@@ -7,14 +7,11 @@ Several ranks take every step together and decide together before the weights ch
 import itertools
 import math
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from kit.base.compiler import compiler_error
 from kit.base.errors import Diverged, KitError
@@ -25,8 +22,6 @@ from kit.training import checkpoint
 from kit.training.config import StepEvent
 from kit.training.passes import pass_loss
 from kit.training.trainer import Trainer
-
-KIT = Path(__file__).parents[1]  # the folder of the kit's code
 
 
 def train(
@@ -53,7 +48,8 @@ def train(
         if current is None:
             raise KitError(f"The data ended at step {trainer.step} of {config.max_steps}.")
         batch, loss = current
-        sum_gradients(trainer)
+        trainer.clock.mark("reduce")
+        trainer.ranks.sum_gradients(trainer.trainable.parameters.values())
         lr = trainer.set_rates()
         numbers = torch.stack((loss, gradient_norm(trainer)))
         trainer.step += 1
@@ -103,7 +99,6 @@ def begin_step(
     batch = next(batches, None)
     if batch is None:
         return None
-    trainer.set_phase()
     return batch, accumulate(trainer, batch)
 
 
@@ -142,7 +137,7 @@ def accumulate(trainer: Trainer, batch: EffectiveBatch) -> Tensor:
         checkpoint.restore_random_state(before)
         failures = list(filter(None, trainer.ranks.all_gather(failed)))
         if failures:
-            trainer.stop_compiling(failures[0])
+            trainer.turn_off("compile", failures[0])
         elif repeated:
             halve(trainer, batch)
         else:
@@ -192,15 +187,9 @@ def halve(trainer: Trainer, batch: EffectiveBatch) -> None:
     )
 
 
-def sum_gradients(trainer: Trainer) -> None:
-    """Sum the gradients of all ranks."""
-    trainer.clock.mark("reduce")
-    trainer.ranks.sum_gradients(trainer.trainable.parameters.values())
-    trainer.clock.mark("update")
-
-
 def gradient_norm(trainer: Trainer) -> Tensor:
     """Remove the scale of fp16 from the gradients; returns their norm, on the device."""
+    trainer.clock.mark("update")
     for optimizer in trainer.optimizers:
         trainer.scaler.unscale_(optimizer)
     gradients = [p.grad for p in trainer.model.parameters() if p.grad is not None]
@@ -352,40 +341,17 @@ def split_batch(batch: Batch, rows: int) -> list[Batch]:
 
 @contextmanager
 def nan_detection(trainer: Trainer) -> Iterator[None]:
-    """With `train.detect_anomaly`, raise KitError at the first NaN and name its operator.
+    """With `train.detect_anomaly`, raise KitError at the first NaN of a backward pass.
 
-    `FirstNan` watches all operators. torch's anomaly mode prints which line of the forward pass
-    belongs to one of the backward pass, and finds the NaN where that runs in threads of its own.
+    torch names the operator, and prints the line of the forward pass that it belongs to.
     """
     if not trainer.config.detect_anomaly:
         yield
         return
     try:
-        with torch.autograd.set_detect_anomaly(True), FirstNan(trainer.step + 1):
+        with torch.autograd.set_detect_anomaly(True):
             yield
     except RuntimeError as error:
         if "returned nan values" not in str(error):
             raise
         raise KitError(f"Step {trainer.step + 1}: {error}") from error
-
-
-class FirstNan(TorchDispatchMode):
-    """Raises KitError at the first operator whose result holds a NaN."""
-
-    def __init__(self, step: int):
-        super().__init__()
-        self.step = step
-
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        result = operator(*args, **(kwargs or {}))
-        if "empty" in str(operator):  # memory that nothing was written to yet
-            return result
-        for tensor in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.isnan().any():
-                frames = traceback.extract_stack()[:-1]
-                line = [frame for frame in frames if Path(frame.filename).is_relative_to(KIT)][-1]
-                raise KitError(
-                    f"Step {self.step}: the operator {operator} returned a NaN of shape "
-                    f"{tuple(tensor.shape)}, at {line.filename}:{line.lineno}: {line.line}"
-                )
-        return result

@@ -11,7 +11,6 @@ import functools
 import importlib
 import logging
 import math
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -110,8 +109,6 @@ def _runs_on(device: str) -> Choice:
     except PackageNotFoundError:
         return Choice(value="no", reason=f"{BITSANDBYTES} is not installed ({INSTALL})")
     named = f"{BITSANDBYTES} {installed}"
-    if tuple(map(int, re.findall(r"\d+", installed)[:2])) < (0, 50):  # the first for CPUs, too
-        return Choice(value="no", reason=f"{named} is too old ({INSTALL})")
     try:  # one step of one parameter: finds a library built for another CUDA, too
         parameter = nn.Parameter(torch.zeros(MIN_8BIT_ENTRIES, device=device))
         parameter.grad = torch.ones_like(parameter)
@@ -242,14 +239,6 @@ class Adaptation:
     usual_norm: float = 0.0  # running average of the gradient norm; 0: none yet
     best_loss: float = math.inf  # of the validations so far
     waited: int = 0  # validations since then
-    begun_step: int = 0  # where the optimizer restarted without moments; 0: never
-
-    def warm_up(self, config: TrainConfig, step: int) -> float:
-        """Factor on the learning rate at `step` of an optimizer that started again."""
-        since = step - self.begun_step
-        if not self.begun_step or since >= config.warmup_steps:
-            return 1.0
-        return since / config.warmup_steps
 
     def clip_limits(self, config: TrainConfig) -> tuple[float, float, float]:
         """Return the norm above which a step is a spike, and the norms to clip it and others to."""

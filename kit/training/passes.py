@@ -6,7 +6,7 @@ loss and backward by one call. Its shapes and addresses are fixed, so there is o
 of rows and tokens; what differs from batch to batch is copied into its inputs first.
 """
 
-import dataclasses
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -62,22 +62,13 @@ def fixed_targets(config: GPTConfig, batch: Batch) -> Batch:
     return Batch(**columns)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RecordedPass:
-    """A pass as a CUDA graph: its inputs, which each call overwrites, and its result."""
+class RecordedPass(NamedTuple):
+    """A pass as a CUDA graph: its inputs, which each replay overwrites, and its result."""
 
     batch: Batch
     numbers: list[Tensor]  # as `PassGraphs.compute` takes them
     loss: Tensor
     graph: torch.cuda.CUDAGraph
-
-    def __call__(self, batch: Batch, numbers: tuple[float, ...]) -> Tensor:
-        for name, tensor in vars(batch).items():
-            getattr(self.batch, name).copy_(tensor)
-        for own, number in zip(self.numbers, numbers):
-            own.fill_(number)
-        self.graph.replay()
-        return self.loss
 
 
 class PassGraphs:
@@ -102,7 +93,13 @@ class PassGraphs:
         numbers = (text_total, code_total, guide_weight)
         shape = (*batch.tokens.shape, batch.cond.shape[-1], guide_weight > 0)
         if shape in self.recorded:
-            return self.recorded[shape](batch, numbers)
+            recorded = self.recorded[shape]
+            for name, tensor in vars(batch).items():
+                getattr(recorded.batch, name).copy_(tensor)
+            for own, number in zip(recorded.numbers, numbers):
+                own.fill_(number)
+            recorded.graph.replay()
+            return recorded.loss
         self.seen[shape] = batch
         return self.compute(batch, on_device(numbers, batch), guide_weight > 0)
 
@@ -132,7 +129,7 @@ class PassGraphs:
                 release_memory(self.trainer.hw.device)
                 self.recorded[shape] = self.record(self.seen[shape], guided=shape[-1])
         except Exception as error:  # also if memory runs out
-            self.trainer.stop_recording(describe_error(error))
+            self.trainer.turn_off("cuda_graphs", describe_error(error))
         self.seen.clear()
         checkpoint.restore_random_state(before)
         self.trainer.clear_gradients()  # where recording has failed
@@ -144,7 +141,7 @@ class PassGraphs:
         graph, loss = compiler.capture_graph(
             lambda: self.compute(batch, numbers, guided), self.trainer.clear_gradients, pool
         )
-        return RecordedPass(batch=batch, numbers=numbers, loss=loss, graph=graph)
+        return RecordedPass(batch, numbers, loss, graph)
 
     def forget(self) -> None:
         """Free all graphs: what they recorded has changed, or their memory is needed."""

@@ -91,8 +91,7 @@ class TrainingProcess:
             return []
         complete = data[: data.rfind(b"\n") + 1]
         self.read_bytes += len(complete)
-        rows = map(parse_row, complete.splitlines())
-        return [row for row in rows if row is not None]
+        return list(filter(None, map(parse_row, complete.splitlines())))
 
     def error(self) -> KitError | None:
         """Why the processes failed, from the last lines they printed; None if they did not."""
@@ -109,16 +108,14 @@ class TrainingProcess:
         nothing = f"Training ended with exit code {code}."
         reason = min(last_lines, key=lambda line: ANOTHER_ENDED in line, default=nothing)
         if code < 0:  # what it printed last is not why
-            ended_by = signal.Signals(-code).name
-            reason = f"Its process was ended by {ended_by}."
-            if ended_by == "SIGKILL":
+            reason = f"Its process was ended by {signal.Signals(-code).name}."
+            if code == -signal.SIGKILL:
                 reason += " Most likely memory ran out: close other programs, lower `micro_batch`."
         return KitError(f"{reason} (Full output: {output}.)")
 
 
 def clear_requests(folder: Path) -> None:
-    for path in (Path(folder) / REQUESTS).glob("*"):
-        path.unlink(missing_ok=True)
+    shutil.rmtree(Path(folder) / REQUESTS, ignore_errors=True)
 
 
 def is_requested(folder: Path, name: str) -> bool:
@@ -127,10 +124,9 @@ def is_requested(folder: Path, name: str) -> bool:
 
 def take_request(folder: Path, name: str) -> bool:
     """Whether `name` was requested; removes the request."""
-    if not is_requested(folder, name):
-        return False
+    requested = is_requested(folder, name)
     (Path(folder) / REQUESTS / name).unlink(missing_ok=True)
-    return True
+    return requested
 
 
 @contextlib.contextmanager

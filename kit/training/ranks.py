@@ -7,10 +7,8 @@ pickled, so they hold plain values.
 
 import contextlib
 import datetime
-import functools
 import os
 import random
-import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -23,9 +21,9 @@ from kit.base.hardware import is_oom, set_cuda_defaults
 
 BUCKET_BYTES = 25 * 2**20  # of gradients that are summed together, as in DistributedDataParallel
 LARGE_BYTES = 2**20  # of a gradient that is summed alone, in place
-# Longest wait in a collective: the main rank may plan or evaluate for long. `await_call` waits for
-# longer work.
-TIMEOUT = datetime.timedelta(hours=6)
+# Longest wait in a collective: the main rank may plan, evaluate or train other parts for hours. A
+# process that ends is noticed at once.
+TIMEOUT = datetime.timedelta(days=7)
 ANOTHER_ENDED = "processes that work together has ended"  # in the error of one that did not fail
 POLL_S = 0.1
 
@@ -35,113 +33,61 @@ class RankLost(RuntimeError):
 
 
 class Ranks:
-    """A single process: the main rank of one, so that the loop never checks how many there are."""
+    """This process among those that train together; all of them call every method together.
 
-    rank = 0  # of this process, from 0
-    world = 1  # number of ranks
-    several = False  # whether torchrun started this process
-    lost = False  # whether another rank is known to have ended
+    A single process is the main rank of one, so that the loop never checks how many there are. Each
+    method raises RankLost when another process has ended.
+    """
+
+    def __init__(self, rank: int = 0, world: int = 1):
+        self.rank = rank  # of this process, from 0
+        self.world = world  # number of ranks
+        self.lost = False  # whether another rank is known to have ended
 
     @property
     def is_main(self) -> bool:
         return self.rank == 0
 
+    @property
+    def several(self) -> bool:
+        return self.world > 1
+
     def sums(self, *numbers: float) -> tuple[float, ...]:
         """Each of `numbers`, summed over the ranks."""
-        return numbers
-
-    def any(self, condition: bool) -> bool:
-        """Whether `condition` is true on any rank."""
-        return condition
-
-    def all_gather(self, value) -> list:
-        """The `value` of every rank, by rank."""
-        return [value]
-
-    def from_main(self, compute: Callable):
-        """Return `compute()` of the main rank on every rank; the others do not call it."""
-        return compute()
-
-    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Sum the gradients of `parameters` over the ranks, in place."""
-
-    def await_call(self) -> None:
-        """Wait without a time limit until the main rank calls the others to `from_main`."""
-
-    def call(self) -> None:
-        """Call the other ranks; for the main one."""
-
-    def barrier(self) -> None:
-        """Wait until all ranks are here."""
-
-    def share(self, items: Sequence) -> Sequence:
-        """This rank's share of `items`."""
-        return items[self.rank :: self.world]
-
-    def leave(self) -> None:
-        """Leave the process group."""
-
-
-ALONE = Ranks()
-
-
-class SeveralRanks(Ranks):
-    """One of the processes that torchrun started; all of them call every method together.
-
-    Each method raises RankLost when another process has ended.
-    """
-
-    several = True
-
-    def __init__(self):
-        self.rank = dist.get_rank()
-        self.world = dist.get_world_size()
-        self.calls = 0  # by the main rank so far
-
-    def sums(self, *numbers: float) -> tuple[float, ...]:
+        if not self.several:
+            return numbers
         total = torch.tensor(numbers, dtype=torch.float64)
         self._reduce(total)
         return tuple(type(n)(t) for n, t in zip(numbers, total.tolist()))
 
     def any(self, condition: bool) -> bool:
+        """Whether `condition` is true on any rank."""
         return self.sums(int(condition))[0] > 0
 
     def all_gather(self, value) -> list:
-        values = [None] * self.world
-        with self._together():
-            dist.all_gather_object(values, value)
+        """The `value` of every rank, by rank."""
+        values = [value] * self.world
+        if self.several:
+            with self._together():
+                dist.all_gather_object(values, value)
         return values
 
     def from_main(self, compute: Callable):
+        """Return `compute()` of the main rank on every rank; the others do not call it."""
         result = [compute() if self.is_main else None]
-        with self._together():
-            dist.broadcast_object_list(result, src=0, device=torch.device("cpu"))
+        if self.several:
+            with self._together():
+                dist.broadcast_object_list(result, src=0, device=torch.device("cpu"))
         return result[0]
 
-    @functools.cached_property
-    def _store(self) -> dist.Store:
-        """Numbers that all ranks share, in torchrun's store."""
-        address = os.environ["MASTER_ADDR"]
-        store = dist.TCPStore(address, int(os.environ["MASTER_PORT"]), is_master=False)
-        # The store outlives processes that torchrun restarts after a failure.
-        return dist.PrefixStore(f"kit {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
-
-    def add(self, name: str, more: int) -> int:
-        """Add `more` to the shared number `name`; returns the sum."""
-        with self._together():
-            return self._store.add(name, more)
-
-    def await_call(self) -> None:
-        # Not in `from_main`: a collective times out, and blocks signals meanwhile.
-        self.calls += 1
-        while self.add("calls", 0) < self.calls:
-            time.sleep(POLL_S)
-
-    def call(self) -> None:
-        self.calls += 1
-        self.add("calls", 1)
+    def share(self, items: Sequence) -> Sequence:
+        """This rank's share of `items`."""
+        return items[self.rank :: self.world]
 
     def barrier(self) -> None:
+        """Wait until all ranks are here."""
+        if not self.several:
+            return
         # Not dist.barrier, which would block signals meanwhile.
         with self._together():
             others = dist.all_reduce(torch.zeros(1), async_op=True)
@@ -151,14 +97,15 @@ class SeveralRanks(Ranks):
             others.wait()
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Sum the gradients of `parameters` over the ranks, in place."""
+        if not self.several:
+            return
         # Not by DistributedDataParallel, which sends gradients during the last backward pass: the
         # others would wait forever for a rank that has no row in this batch, or runs out of memory.
         training = [p for p in parameters if p.requires_grad]
         for p in training:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
-        if self.world == 1:
-            return
         for gradients in buckets([p.grad for p in training]):
             if len(gradients) == 1 and gradients[0].is_contiguous():
                 self._reduce(gradients[0])
@@ -170,7 +117,8 @@ class SeveralRanks(Ranks):
                 gradient.copy_(part.view_as(gradient))
 
     def leave(self) -> None:
-        if not self.lost:
+        """Leave the process group."""
+        if self.several and not self.lost:
             dist.destroy_process_group()
             # gloo's threads still have to free their last tensors. If Python ends before, the
             # process crashes.
@@ -192,18 +140,21 @@ class SeveralRanks(Ranks):
             raise RankLost(message) from error
 
 
+ALONE = Ranks()
+
+
 def join_ranks() -> Ranks:
     """Join the processes that torchrun started; without torchrun, a single `Ranks`.
 
     Each takes a GPU of its own where there are any. Call it before CUDA is used. Raises KitError
     when there are too few.
     """
-    if "LOCAL_RANK" not in os.environ or not dist.is_available():
+    if "LOCAL_RANK" not in os.environ or os.environ.get("WORLD_SIZE") == "1":
         return Ranks()
     if not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if take_card() else "gloo"
         dist.init_process_group(backend, timeout=TIMEOUT)
-    return SeveralRanks()
+    return Ranks(dist.get_rank(), dist.get_world_size())
 
 
 def take_card() -> bool:
@@ -262,7 +213,7 @@ def seed_rank(ranks: Ranks, seed: int, step: int) -> None:
 def follow_orders(ranks: Ranks) -> None:
     """Follow the main rank's orders until there are none, or until the main rank has ended."""
     set_cuda_defaults()
-    with contextlib.suppress(RankLost, KeyboardInterrupt):  # the main rank or torchrun says why
+    with contextlib.suppress(RankLost):  # the main rank or torchrun says why
         while (order := broadcast_order(ranks)) is not None:
             order.follow(ranks)
     ranks.leave()
@@ -270,22 +221,4 @@ def follow_orders(ranks: Ranks) -> None:
 
 def broadcast_order(ranks: Ranks, order=None):
     """Broadcast the main rank's `order`; return it on every rank. None: nothing is left to do."""
-    if ranks.is_main:
-        ranks.call()
-    else:
-        with interruptible():  # it may wait for hours, and has nothing to finish
-            ranks.await_call()
     return ranks.from_main(lambda: order)
-
-
-@contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """Raise KeyboardInterrupt in the block on SIGINT or SIGTERM.
-
-    Elsewhere ranks other than the main one ignore both: the main one handles them.
-    """
-    with contextlib.ExitStack() as restored:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            before = signal.signal(number, signal.default_int_handler)
-            restored.callback(signal.signal, number, before)
-        yield

@@ -16,17 +16,16 @@ import torch
 from kit.base.errors import DamagedFileError, Diverged, KitError, Note
 from kit.base.files import write_atomic
 from kit.base.formatting import shorten
-from kit.base.hardware import Hardware, autocast, is_oom, reset_peak_memory
+from kit.base.hardware import Hardware, autocast, reset_peak_memory
 from kit.base.lock import held
 from kit.base.run import read_run_file
-from kit.base.tensor_file import checksum
 from kit.model.gpt import SpeechGPT, weighted_loss
 from kit.model.lora import merged
 from kit.model.sequence import EffectiveBatch
 from kit.model.weights import ADAPTERS, WEIGHTS, save_adapters, save_model
 from kit.settings import GPTConfig, SpeedConfig, TrainConfig
 from kit.training import checkpoint
-from kit.training.config import FULL, Base, Finetuning, StepEvent
+from kit.training.config import FULL, Finetuning, StepEvent
 from kit.training.logs import Listener, jsonl_log, read_log
 from kit.training.loop import split_passes, train
 from kit.training.process import LOCK
@@ -100,11 +99,7 @@ class TrainingRun:
         torch.manual_seed(self.config.seed)
         config = self.config if self.evaluate else self.config.without_gate()
         model = self.first_model(self.model)
-        finetuning = self.finetuning
-        if finetuning.adapters and finetuning.base is None:
-            base = Base(config=model.config, sha256=checksum(model.state_dict()))
-            finetuning = dataclasses.replace(finetuning, base=base)
-        return Trainer(model, config, self.speed, self.hw, finetuning, self.ranks)
+        return Trainer(model, config, self.speed, self.hw, self.finetuning, self.ranks)
 
     def _train(self, stop: Callable[[], bool]) -> Iterator[StepEvent]:
         before_bytes = reset_peak_memory(self.hw.device)
@@ -122,19 +117,9 @@ class TrainingRun:
                 break
             except Diverged as error:
                 self._roll_back(error, rollbacks_left)
-            except (RuntimeError, MemoryError) as error:
-                if not is_oom(error):
-                    raise
-                raise KitError(
-                    f"Out of memory beside the batch itself ({error}): weights, gradients, "
-                    "optimizer and average together are too large. Put the average on the CPU "
-                    "(`ema_offload`), AdamW's moments into 8 bits (`adamw_8bit`), choose a smaller "
-                    "model, or close what else uses this device. Run again: training resumes from "
-                    "the last checkpoint."
-                ) from error
         saved = checkpoint.of_step(self.checkpoints, trainer.step)
         if trainer.step and not self.ranks.from_main(saved.exists):
-            trainer.save(self.checkpoints)  # stopped after the last event
+            trainer.save(self.checkpoints)  # stopped between two checkpoints
         if trainer.step >= self.config.max_steps or trainer.settled:
             self._finish()
         self.ranks.barrier()  # until the main rank has written everything
@@ -151,9 +136,7 @@ class TrainingRun:
             return self.ranks.from_main(lambda: self.evaluate(merged(trainer.model)))
 
         batches = prefetch_if_on(self.make_batches(trainer.position), trainer.applied)
-        # Several ranks stop together, at the top of the loop; then `_train` saves.
-        stop_saves = (lambda: False) if self.ranks.several else stop
-        listeners = [checkpointer(trainer, self.checkpoints, stop_saves)]
+        listeners = [checkpointer(trainer, self.checkpoints)]
         if self.ranks.is_main:
             listeners = [jsonl_log(self.log), *listeners, *self.listeners]
         for event in train(trainer, batches, validate, stop, evaluate if self.evaluate else None):
@@ -295,10 +278,8 @@ def validation_loss(
     return weighted_loss(model.config, tuple(sums), text, code).item()
 
 
-def checkpointer(
-    trainer: Trainer, folder: Path, stop: Callable[[], bool] = lambda: False
-) -> Listener:
-    """Return a listener that saves every `save_steps` steps, the best, the last, at a stop.
+def checkpointer(trainer: Trainer, folder: Path) -> Listener:
+    """Return a listener that saves every `save_steps` steps, the best and the last.
 
     After a step that was not finite it waits for the next one, which is good to return to.
     """
@@ -308,7 +289,7 @@ def checkpointer(
         nonlocal saved
         every = trainer.config.save_steps
         due = event.step // every > saved // every or event.step in (event.steps, trainer.best.step)
-        if (due and math.isfinite(event.loss)) or stop() or trainer.settled:
+        if due and math.isfinite(event.loss):
             trainer.save(folder)
             saved = event.step
 

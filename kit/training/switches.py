@@ -56,6 +56,13 @@ class Switch:
         """What runs: "bf16", "fp32", "on", "off"."""
         return self.runs if self.on else BASELINE.get(self.name, "off")
 
+    @property
+    def record(self) -> str:
+        """ "bf16: the GPU has bf16 units"; "off"; "off, although asked for: only a GPU has it"."""
+        if self.on:
+            return f"{self.ran}: {self.reason}"
+        return f"{self.ran}, although asked for: {self.reason}" if self.asked else self.ran
+
     def turned_off(self, reason: str) -> "Switch":
         return dataclasses.replace(self, on=False, reason=reason)
 
@@ -85,9 +92,9 @@ class Applied:
 
     @property
     def line(self) -> str:
-        """What runs, in short: "SDPA flash, bf16, recomputing 12 of 12 layers, EMA"."""
+        """What runs, in short: "Mixed precision: bf16, EMA of the weights: on"."""
         running = [s for s in self.switches if s.on or s.name == "mixed_precision"]
-        return ", ".join(SHORT.get(s.name, s.label).format(s.ran) for s in running)
+        return ", ".join(f"{s.label}: {s.ran}" for s in running)
 
     def on(self, name: str) -> bool:
         """Whether the switch `name` is really on."""
@@ -100,14 +107,7 @@ class Applied:
 
     def table(self) -> dict[str, str]:
         """One line a switch, for a notebook or a report."""
-        return {s.label: _record(s) for s in self.switches}
-
-
-def _record(switch: Switch) -> str:
-    """ "bf16: the GPU has bf16 units"; "off"; "off, although asked for: only a GPU has it"."""
-    if switch.on:
-        return f"{switch.ran}: {switch.reason}"
-    return f"{switch.ran}, although asked for: {switch.reason}" if switch.asked else switch.ran
+        return {s.label: s.record for s in self.switches}
 
 
 def wants_few_shapes(device: str, precision: str, on: Collection[str]) -> bool:
@@ -134,14 +134,6 @@ LABELS = {
     "ema": "EMA of the weights",
     "ema_offload": "EMA on the CPU",
 }
-# What is said of those that run in a way of their own; of the others their labels.
-SHORT = {
-    "sdpa": "SDPA {}",
-    "mixed_precision": "{}",
-    "gradient_checkpointing": "recomputing {}",
-    "ema": "EMA",
-    "parallel": "{}",
-}
 BASELINE = {"sdpa": "explicit softmax", "mixed_precision": "fp32"}  # what runs with these off
 
 
@@ -163,18 +155,17 @@ def switches(config: SpeedConfig, hw: Hardware, model: GPTConfig | None = None) 
     gpu = hw.device == "cuda"
     only_gpu = "only useful on a GPU"
     fuses = "fewer and larger kernels; the first steps are slow, as kernels are compiled"
-    adamw_default = "torch's default, a loop over the tensors"
-    tf32 = (False, "only a GPU has it")
-    if gpu:
-        adamw_default = "torch's default, an operation at a time on all tensors (foreach)"
-        has = "has" if hw.capability >= (8, 0) else "is below 8.0 and lacks"
-        capability = hardware.format_capability(hw.capability)
-        tf32 = (hw.capability >= (8, 0), f"compute capability {capability} {has} it")
+    ampere = gpu and hw.capability >= (8, 0)
     facts = {
         "sdpa": (True, attention.reason),
-        "tf32": tf32,
+        "tf32": (
+            ampere,
+            "matmuls of fp32 in tensor cores"
+            if ampere
+            else "needs a GPU of compute capability 8.0",
+        ),
         "mixed_precision": (precision.value != "fp32", precision.reason),
-        "fused_adamw": (True, f"same update, fewer passes over memory than {adamw_default}"),
+        "fused_adamw": (True, "same update, fewer passes over memory than torch's default"),
         "cudnn_benchmark": (gpu, "faster where shapes repeat" if gpu else only_gpu),
         "pinned_memory": (gpu, "batches are copied while the GPU computes" if gpu else only_gpu),
         "cuda_graphs": (gpu, "one call starts a whole pass" if gpu else "only a GPU has them"),
@@ -203,15 +194,9 @@ def load_choice(path: Path) -> dict[str, dict]:
     """The switches (`speed`) and the `data` that 05_benchmark left at `path`; {} if it did not."""
     if not Path(path).is_file():
         return {}
-    try:
-        written = read_yaml(path)
-        speed = {name: on for name, on in written["speed"].items() if name in LABELS}
-        return {"speed": speed, "data": dict(written.get("data", {}))}
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise KitError(
-            f"{path} does not hold `speed:` with one switch a line ({error}). Delete it, or run "
-            "05_benchmark again."
-        ) from error
+    written = read_yaml(path)
+    speed = {name: on for name, on in written["speed"].items() if name in LABELS}
+    return {"speed": speed, "data": written.get("data", {})}
 
 
 def apply(model: SpeechGPT, config: SpeedConfig, hw: Hardware, processes: int = 0) -> Applied:
@@ -222,7 +207,8 @@ def apply(model: SpeechGPT, config: SpeedConfig, hw: Hardware, processes: int = 
     many torchrun started, 0 without it.
     """
     rows = {switch.name: switch for switch in switches(config, hw, model.config)}
-    if not hasattr(model.gpt, "h"):
+    has_layers = hasattr(model.gpt, "h")
+    if not has_layers:
         for name in ("sdpa", "compile", "gradient_checkpointing"):
             rows[name] = rows[name].turned_off("this model's trunk has no list of layers `h`")
     if rows["adamw_8bit"].on:
@@ -232,8 +218,8 @@ def apply(model: SpeechGPT, config: SpeedConfig, hw: Hardware, processes: int = 
         require_kernel(config.attention_kernel, model.config, rows["mixed_precision"].ran, hw)
     on = {name: switch.on for name, switch in rows.items()}
     hardware.set_cuda_defaults()
-    set_process(on)
-    if hasattr(model.gpt, "h"):
+    set_process(on["tf32"], on["cudnn_benchmark"])
+    if has_layers:
         layers = set_layers(model, on, config.recompute_every, config.attention_kernel)
         name = "gradient_checkpointing"
         rows[name] = dataclasses.replace(rows[name], runs=layers)
@@ -261,11 +247,11 @@ def require_kernel(name: str, model: GPTConfig, precision: str, hw: Hardware) ->
         )
 
 
-def set_process(on: dict[str, bool]) -> None:
+def set_process(tf32: bool, cudnn_benchmark: bool) -> None:
     """Set what the switches change in the whole process, beside `set_cuda_defaults`."""
-    torch.set_float32_matmul_precision("high" if on["tf32"] else "highest")
-    torch.backends.cudnn.allow_tf32 = on["tf32"]
-    torch.backends.cudnn.benchmark = on["cudnn_benchmark"]
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = tf32
+    torch.backends.cudnn.benchmark = cudnn_benchmark
 
 
 def set_layers(model: SpeechGPT, on: dict[str, bool], every: int, kernel: str) -> str:
@@ -278,16 +264,11 @@ def set_layers(model: SpeechGPT, on: dict[str, bool], every: int, kernel: str) -
     trunk.recompute = frozenset(layers if on["gradient_checkpointing"] else ())
     trunk.run_layer = run_layer
     if on["compile"]:
-        compile_layers(model)
+        detect_vector_isa()
+        torch.compiler.reset()  # graphs of an earlier model count against a limit
+        # One graph for all layers, and for any number and length of rows.
+        trunk.run_layer = torch.compile(run_layer, dynamic=True)
     return f"{len(layers)} of {len(trunk.h)} layers"
-
-
-def compile_layers(model: SpeechGPT) -> None:
-    """Compile the trunk's layers again, at the next training pass."""
-    detect_vector_isa()
-    torch.compiler.reset()  # graphs of an earlier model count against a limit
-    # One graph for all layers, and for any number and length of rows.
-    model.gpt.run_layer = torch.compile(run_layer, dynamic=True)
 
 
 def compilations() -> int:

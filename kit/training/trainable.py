@@ -1,10 +1,9 @@
-"""What of a model trains: all of it, or adapters with new rows of tables; at first maybe tables."""
+"""What of a model trains: all of it, or adapters with rows of its tables."""
 
 from functools import partial
 
 from torch import nn
 
-from kit.base.errors import KitError
 from kit.model.gpt import SpeechGPT
 from kit.model.lora import TABLES, add_adapters, is_adapter
 from kit.training.config import Finetuning
@@ -18,7 +17,6 @@ class Trainable:
     """
 
     def __init__(self, model: SpeechGPT, finetuning: Finetuning):
-        self.tables_first = finetuning.config.tables_first
         self.kept_rows: dict[str, int] = {}
         wanted = dict(model.named_parameters())
         if finetuning.adapters:
@@ -37,11 +35,6 @@ class Trainable:
         for name, rows in self.kept_rows.items():
             parameter = self.parameters[name]
             parameter.register_post_accumulate_grad_hook(partial(_clear_gradient, rows))
-        if self.tables_first and not self.first_rows:
-            raise KitError(
-                f"finetune.tables_first = {self.tables_first}: no row of an embedding or a head is "
-                "new, so nothing would train. Set finetune.tables=all, or tables_first to 0."
-            )
 
     @property
     def first_rows(self) -> dict[str, int]:
@@ -54,15 +47,6 @@ class Trainable:
         whole = sum(parameter.numel() for parameter in self.parameters.values())
         kept = (rows * self.parameters[n][0].numel() for n, rows in self.kept_rows.items())
         return whole - sum(kept)
-
-    def set_phase(self, step: int) -> bool:
-        """Let those train that do in optimiser step `step`, from 0; whether others did before."""
-        changed = False
-        for name, parameter in self.parameters.items():
-            trains = step >= self.tables_first or name in TABLES
-            changed = changed or parameter.requires_grad != trains
-            parameter.requires_grad_(trains)
-        return changed
 
 
 def _clear_gradient(rows: int, parameter: nn.Parameter) -> None:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from kit.base.errors import KitError
-from kit.base.formatting import format_gib, shorten
-from kit.base.hardware import DTYPES, Hardware, usable_bytes
+from kit.base.formatting import shorten
+from kit.base.hardware import DTYPES, Hardware
 from kit.base.tensor_file import saved_tensor
 from kit.model.gpt import SpeechGPT, run_layer
 from kit.model.lora import adapted_layers
@@ -27,7 +27,7 @@ from kit.training.config import FULL, PHASES, Finetuning
 from kit.training.optim import EMA, Adaptation, lr_factor, make_optimizers, moments_of
 from kit.training.passes import PassGraphs
 from kit.training.ranks import ALONE, Ranks, seed_rank
-from kit.training.switches import apply, compilations, compile_layers
+from kit.training.switches import LABELS, apply, compilations
 from kit.training.trainable import Trainable
 
 
@@ -93,7 +93,6 @@ class Trainer:
         finetuning: Finetuning = FULL,
         ranks: Ranks = ALONE,
     ):
-        finetuning.require_steps(config.max_steps)
         self.ranks = ranks  # that train together
         self.model = model.to(hw.device)
         self.finetuning = finetuning
@@ -119,7 +118,7 @@ class Trainer:
             eight_bit=self.applied.on("adamw_8bit"),
         )
         self.scaler = torch.amp.GradScaler(hw.device, enabled=precision == "fp16")
-        self.ema = self._average()
+        self.ema = self._new_average()
         self.adaptation = Adaptation()
         self.best = Best()
         self.step = 0
@@ -134,7 +133,7 @@ class Trainer:
         self.notes: list[str] = []  # for the next event
         self.clock = StepClock(hw.device)
 
-    def _average(self) -> EMA | None:
+    def _new_average(self) -> EMA | None:
         away = "cpu" if self.applied.on("ema_offload") else ""
         parameters = self.trainable.parameters
         return EMA(parameters, self.config.ema_decay, away) if self.speed.ema else None
@@ -142,7 +141,6 @@ class Trainer:
     def set_rates(self) -> float:
         """Set every parameter group's learning rate for the next step; returns AdamW's."""
         factor = lr_factor(self.config, self.step) * self.adaptation.rate
-        factor *= self.adaptation.warm_up(self.config, self.step)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["peak_lr"] * factor
@@ -155,17 +153,6 @@ class Trainer:
             return 0.0
         left = max(0.0, 1 - self.step / self.config.guided_attention_steps)
         return self.config.guided_attention_weight * left
-
-    def set_phase(self) -> None:
-        """Freeze what does not train in the next step."""
-        if not self.trainable.set_phase(self.step):
-            return
-        # Layers were compiled and passes recorded for other gradients.
-        self.model.zero_grad(set_to_none=True)
-        if self.applied.on("compile"):
-            compile_layers(self.model)
-        if self.graphs:
-            self.graphs.forget()
 
     @property
     def updates_on_device(self) -> bool:
@@ -194,17 +181,14 @@ class Trainer:
             self.random_ahead = None
             self.clear_gradients()
 
-    def stop_recording(self, why: str) -> None:
-        """Continue without CUDA graphs because recording one failed with `why`."""
-        self.graphs = None
-        self.applied = self.applied.without("cuda_graphs", why)
-        self.notes.append(f"CUDA graphs are off from here, recording one failed: {why}")
-
-    def stop_compiling(self, why: str) -> None:
-        """Continue uncompiled because the compiler failed with `why`; noted in log and record."""
-        self.model.gpt.run_layer = run_layer
-        self.applied = self.applied.without("compile", why)
-        self.notes.append(f"torch.compile is off from here, it failed: {why}")
+    def turn_off(self, name: str, why: str) -> None:
+        """Continue without "compile" or "cuda_graphs" because it failed; noted in the log."""
+        if name == "compile":
+            self.model.gpt.run_layer = run_layer
+        else:
+            self.graphs = None
+        self.applied = self.applied.without(name, why)
+        self.notes.append(f"{LABELS[name]} is off from here, it failed: {why}")
 
     def averaged(self) -> contextlib.AbstractContextManager:
         """A context in which the model holds its averaged weights, if there are any."""
@@ -258,9 +242,7 @@ class Trainer:
                 "adaptation": json.dumps(dataclasses.asdict(self.adaptation)),
                 "best": json.dumps(dataclasses.asdict(self.best)),
                 "micro_rows": self.micro_rows,
-                "memory_bytes": self.smallest_memory_bytes(),
             },
-            "checkpoint": "full",
             "made_with": self.made_with(),
         }
 
@@ -276,7 +258,7 @@ class Trainer:
 
     def require_same(self, tree: dict) -> None:
         """Raise KitError when `tree` is of a run with other settings, and name them."""
-        if "made_with" not in tree:
+        if "made_with" not in tree or tree.get("checkpoint") == "weights":
             raise KitError(
                 "The checkpoint was written by an earlier version of the kit: finish this run with "
                 "that version, or choose another KIT_RUN for a new run."
@@ -289,6 +271,10 @@ class Trainer:
             for name in now
             if name in before and before[name] != now[name]
         ]
+        adamw = tree["optimizer"].get("0", {})
+        is_8bit = any("state1" in moments for moments in adamw.values())
+        if adamw and is_8bit != self.applied.on("adamw_8bit"):
+            changed.append(f"adamw_8bit {is_8bit} -> {not is_8bit}")
         if changed:
             raise KitError(
                 f"The checkpoint was trained with other settings: {', '.join(changed)}. Set them "
@@ -305,14 +291,27 @@ class Trainer:
         if self.ema and tree["ema"]:
             self.ema.load_state_dict(tree["ema"])
         else:  # just switched on: the average starts here
-            self.ema = self._average()
+            self.ema = self._new_average()
         if tree["scaler"] and self.scaler.is_enabled():
             self.scaler.load_state_dict(tree["scaler"])
+        for number, optimizer in enumerate(self.optimizers):
+            groups = optimizer.state_dict()["param_groups"]
+            # Copied: they are trained further, and these are mapped from the checkpoint's file.
+            moments = {
+                int(key): {n: v.clone() if isinstance(v, Tensor) else v for n, v in m.items()}
+                for key, m in tree["optimizer"].get(str(number), {}).items()
+            }
+            optimizer.load_state_dict({"state": moments, "param_groups": groups})
         run = tree["run"]
         self.step = run["step"]
         self.position = json.loads(run["position"])
-        self.adaptation = Adaptation(**json.loads(run["adaptation"]))
+        adaptation = json.loads(run["adaptation"])
+        adaptation.pop("begun_step", None)  # of an earlier version
+        self.adaptation = Adaptation(**adaptation)
         self.best = Best(**json.loads(run["best"]))
+        if run["steps"] < self.config.max_steps:
+            self.best.waited = 0  # the run was extended: early stopping counts from 0
+        self.micro_rows = run["micro_rows"]
         random = tree["random"]
         if not self.ranks.is_main:
             random = random.get("ranks", {}).get(str(self.ranks.rank))
@@ -320,55 +319,9 @@ class Trainer:
             seed_rank(self.ranks, self.config.seed, self.step)
         else:
             checkpoint.restore_random_state(random)
-        self._restore_optimizers(tree)
-        if run["steps"] < self.config.max_steps:
-            self.best.waited = 0  # the run was extended: early stopping counts from 0
-        self.micro_rows = run["micro_rows"]
-        if self.micro_rows:
-            now_bytes = self.smallest_memory_bytes()
-            before_bytes = run["memory_bytes"]
-            if now_bytes > before_bytes:
-                self.notes.append(
-                    f"passes were limited to {self.micro_rows} rows for {format_gib(before_bytes)} "
-                    f"of memory; this device has {format_gib(now_bytes)}, so they are as large as "
-                    "planned again"
-                )
-                self.micro_rows = 0
-
-    def _restore_optimizers(self, tree: dict) -> None:
-        restarts = ""
-        if tree["checkpoint"] == "weights":
-            restarts = "the checkpoint holds only weights, in half precision"
-        for number, optimizer in enumerate(self.optimizers):
-            moments = tree["optimizer"].get(str(number), {})
-            saved_8bit = any("state1" in m for m in moments.values())
-            if number == 0 and moments and saved_8bit != self.applied.on("adamw_8bit"):
-                bits = "8 bits" if saved_8bit else "fp32"
-                restarts = f"the checkpoint holds AdamW's moments in {bits}, not as this run does"
-                moments = {}
-            # Copied: they are trained further, and these are mapped from the checkpoint's file.
-            moments = {
-                int(key): {n: v.clone() if isinstance(v, Tensor) else v for n, v in m.items()}
-                for key, m in moments.items()
-            }
-            groups = optimizer.state_dict()["param_groups"]
-            optimizer.load_state_dict({"state": moments, "param_groups": groups})
-        if restarts:
-            self.adaptation.begun_step = self.step  # the optimizers' rates warm up from here
-            self.notes.append(
-                f"{restarts}: the optimizer starts again, with {self.config.warmup_steps:,} steps "
-                "of warm-up"
-            )
-
-    def smallest_memory_bytes(self) -> int:
-        """Of the devices of all ranks; called by all of them together."""
-        return min(self.ranks.all_gather(usable_bytes(self.hw)))
 
     def save(self, folder: Path) -> None:
         """Save a checkpoint in `folder`; the main rank writes it, with the state of all ranks."""
         tree = self.tree()
-        if not self.ranks.is_main:
-            return
-        if self.config.checkpoint == "weights":
-            tree = checkpoint.weights_alone(tree)
-        checkpoint.save(tree, folder, self.step, self.config.save_total_limit, self.best.step)
+        if self.ranks.is_main:
+            checkpoint.save(tree, folder, self.step, self.config.save_total_limit, self.best.step)

@@ -143,10 +143,7 @@ def stored_bytes(
     `optimizer_bytes` are those of the moments. Of the parameters a checkpoint holds `saved` (0:
     all), and as many averages with `ema`.
     """
-    numbers = (saved or parameters) * (1 + ema)
-    # Of weights alone: in half precision, without the optimizer's state.
-    full = config.checkpoint == "full"
-    checkpoint_bytes = 4 * numbers + optimizer_bytes if full else 2 * numbers
+    checkpoint_bytes = 4 * (saved or parameters) * (1 + ema) + optimizer_bytes
     models_bytes = 4 * parameters * (1 + ema)
     # The newest ones, the best one, one being written.
     return (config.save_total_limit + 2) * checkpoint_bytes + models_bytes
@@ -162,6 +159,6 @@ def disk_warning(needed_bytes: int, folder: Path) -> str:
         return ""
     return (
         f"Checkpoints and models need up to {needed_bytes / 1e9:.1f} GB, and there is room for "
-        f"{room_bytes / 1e9:.1f} GB. Lower `train.save_total_limit`, set `train.checkpoint` to "
-        "weights (a resumed optimizer then starts again), or KIT_RUNS to another disk."
+        f"{room_bytes / 1e9:.1f} GB. Lower `train.save_total_limit`, train adapters "
+        "(`finetune.method=lora`), or set KIT_RUNS to another disk."
     )

@@ -155,7 +155,7 @@ def draw_rows(task: Task, few_shapes: bool = False) -> Iterator[list[tuple]]:
             references = rng.standard_normal(shape, dtype=np.float32)
             parts = []
             first = 0
-            for rows in batching.micro_batches(batch, totals, data):
+            for rows in batching.chunks(batch, data.micro_batch):
                 length = batching.padded(max(totals[i] for i in rows), data)
                 part = slice(first, first + len(rows))
                 parts.append((texts[part], codes[part], references[part], length))
@@ -184,7 +184,7 @@ def run_variant(task: Task, config: TrialConfig, on: Sequence[str]) -> dict:
         warmup_steps=min(task.train.warmup_steps, config.warmup_steps),
     )
     speed = SpeedConfig(**dict.fromkeys(on, True))
-    trainer = Trainer(model, settings, speed, task.hw, task.finetuning.without_phases())
+    trainer = Trainer(model, settings, speed, task.hw, task.finetuning)
     precision = trainer.applied.precision
     few_shapes = switches.wants_few_shapes(task.hw.device, precision, trainer.applied.names)
     # Drawing random rows is no part of training: they are there before the first step. They repeat,

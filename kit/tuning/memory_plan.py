@@ -69,8 +69,6 @@ class Workload(Section):
     @property
     def rows(self) -> int:
         """Rows of a forward pass."""
-        if self.data.effective_tokens:
-            return max(1, self.data.micro_tokens // self.length)
         return self.data.micro_batch
 
     @property
@@ -124,7 +122,7 @@ def trainable_of(config: GPTConfig, finetuning: Finetuning) -> Trainable:
     """What `finetuning` trains of a model, its parameters without memory."""
     model = empty_model(config)
     with torch.device("meta"):
-        return Trainable(model, finetuning.without_phases())
+        return Trainable(model, finetuning)
 
 
 def count_trained(config: GPTConfig, finetuning: Finetuning) -> int:

@@ -244,7 +244,7 @@ def some_steps(work: Workload) -> float:
     speed = dataclasses.replace(work.speed, compile=False)  # minutes, and it would keep less
     with torch.device(work.hw.device):
         model = SpeechGPT(work.model)
-    state = Trainer(model, work.train, speed, work.hw, work.finetuning.without_phases())
+    state = Trainer(model, work.train, speed, work.hw, work.finetuning)
     state.model.train()
     # No overflow at this scale: a skipped update would leave the moments out.
     half = state.scaler.is_enabled()
@@ -330,7 +330,7 @@ def run_trial(
     batches = [*batches, *batches]
     steps = max(len(batches), config.max_steps)
     config = dataclasses.replace(config.without_gate(), max_steps=steps, early_stopping_patience=0)
-    trainer = Trainer(SpeechGPT(model), config, speed, hw, finetuning.without_phases())
+    trainer = Trainer(SpeechGPT(model), config, speed, hw, finetuning)
     rows = []
     for event in itertools.islice(train(trainer, batches), len(batches)):
         wall_s = event.unix_s - rows[-1]["unix_s"] if rows else None

@@ -11,7 +11,7 @@ import pytest
 
 from kit.base.errors import KitError
 from kit.batches import batching
-from kit.batches.batching import drawn, padding_waste, passes, plan_batches
+from kit.batches.batching import padding_waste, passes, plan_batches
 from kit.settings import DataConfig
 
 
@@ -40,11 +40,8 @@ def test_the_order_of_a_run_never_changes_with_the_kit(over, wanted):
     assert hashlib.sha256(json.dumps(plans).encode()).hexdigest()[:16] == wanted
 
 
-TOKENS = {"effective_tokens": 600}
 WAYS = {"counted": {}, "in passes": {"micro_batch": 2}, "one window": {"sort_window": 10_000}}
-WAYS |= {"tokens": TOKENS, "tokens in passes": TOKENS | {"micro_batch": 2}}
-WAYS |= {"short first": TOKENS | {"short_first": True}}
-WAYS |= {"tight": {"effective_tokens": 50}}  # less than the longest
+WAYS |= {"short first": {"short_first": True}}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -59,19 +56,8 @@ def test_every_utterance_exactly_once_an_epoch(way, count, epoch):
     assert all([lengths[i] for i in b] == sorted(lengths[i] for i in b) for b in batches)
 
 
-@pytest.mark.parametrize("grad_accum", [1, 2, 4])
-def test_a_token_budget_holds_and_only_the_too_long_are_alone(grad_accum):
-    lengths = [*toy_lengths(300), 700, 900]
-    c = config(effective_tokens=600, effective_batch=8, micro_batch=8 // grad_accum)
-    sizes = (grad_accum, 8 // grad_accum, 600 // grad_accum)
-    assert (c.grad_accum, c.micro_batch, c.micro_tokens) == sizes
-    for part in passes(lengths, c):
-        cells = len(part) * max(lengths[i] for i in part)
-        assert cells <= c.micro_tokens or len(part) == 1
-
-
 WRONG = [("micro_batch", 5, r"must divide .*\(8\)"), ("micro_batch", 0, "must be 1 or more")]
-WRONG += [("sort_window", 0, ""), ("max_cache_gib", 0.0, ""), ("effective_tokens", -1, "")]
+WRONG += [("sort_window", 0, ""), ("max_cache_gib", 0.0, "")]
 WRONG += [("grid_lengths", (64, 32), ".*from short to long")]
 
 
@@ -92,23 +78,6 @@ def test_a_share_of_the_first_epoch_comes_short_first_and_the_rest_in_any_order(
     assert plan_batches(lengths, part, 1) == plan_batches(lengths, config(), 1)
 
 
-@pytest.mark.parametrize("count, groups", [(10, 3), (1000, 7), (999, 1), (5, 5)])
-def test_groups_share_all_out_evenly(count, groups):
-    found = [drawn(count, group, groups, "k") for group in range(groups)]
-    assert sorted(np.concatenate(found).tolist()) == list(range(count))
-    sizes = [len(group) for group in found]
-    assert max(sizes) - min(sizes) <= 1
-    other = drawn(count, 0, groups, "another key")
-    assert groups == 1 or sorted(other.tolist()) != sorted(found[0].tolist())
-
-
-def test_the_groups_of_a_run_never_change_with_the_kit():
-    full = batching.GROUP_ROWS
-    assert [*map(batching.group_count, (1, full, full + 1, 30_000_000))] == [1, 1, 2, 229]
-    found = drawn(1_000_003, 2, 8, "3 1 groups").astype("<i8").tobytes()
-    assert hashlib.sha256(found).hexdigest()[:16] == "a1beb9d3dd55a57b"
-
-
 def test_no_other_lengths_make_fewer_cells():
     lengths = np.random.default_rng(1).integers(3, 90, 200).tolist()
     wanted = sorted({-(-n // 8) * 8 for n in lengths})
@@ -121,28 +90,13 @@ def test_no_other_lengths_make_fewer_cells():
         assert cells == made[grid] == min(made.values())
 
 
-def test_passes_split_a_batch_and_never_change_it():
-    sizes = {"effective_tokens": 601, "effective_batch": 12}
-    lengths, c = toy_lengths(300), config(**sizes, micro_batch=12)
-    for split in (config(**sizes, micro_batch=size) for size in (6, 4, 1)):
-        assert plan_batches(lengths, split, 2) == plan_batches(lengths, c, 2)
-        for batch in plan_batches(lengths, c, 2):
-            assert list(itertools.chain(*batching.micro_batches(batch, lengths, split))) == batch
-
-
-def test_a_token_budget_leaves_one_short_batch_an_epoch():
-    assert batching.split_by_tokens(range(6), [2, 2, 3, 5, 9, 20], 10) == [[0, 1, 2], [3], [4], [5]]
-    batches = plan_batches([30] * 1007, config(effective_tokens=600, sort_window=110), 0)
-    assert sorted(map(len, batches)) == [7] + [20] * 50
-
-
 def test_padding_is_counted_and_that_of_speech_is_little():
     spread = np.log(1 + (2.5 / 5) ** 2)  # of seconds that are log-normal, mean 5 and spread 2.5
     seconds = np.random.default_rng(0).lognormal(np.log(5) - spread / 2, spread**0.5, 10_007)
     lengths = [round(s * (21.5 + 7)) + 6 for s in seconds]  # codes and text ids a second
     waste = padding_waste(lengths, DataConfig(effective_batch=16, micro_batch=16))
     assert waste["any order"] > 0.45
-    assert waste["neighbours in length"] < 0.04 and waste["token budget"] < 0.02
+    assert waste["neighbours in length"] < 0.04
     for grid, cells in (((), 8), ((8,), 16)):
         waste = padding_waste([2, 4], config(grid_lengths=grid))
         assert waste["neighbours in length"] == pytest.approx(1 - 6 / cells)

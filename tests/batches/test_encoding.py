@@ -177,32 +177,6 @@ def test_the_key_changes_with_what_codes_are_made_with(tmp_path):
     assert key != cache_key(tmp_path / "codec", mel, data)
 
 
-def gib(folder) -> float:
-    return sum(len(data) for data in contents(folder).values()) / 2**30
-
-
-def test_the_longest_unused_shards_make_room_and_those_in_use_stay(tmp_path):
-    old = build(tmp_path, manifest()[:10], SMALL)
-    for age, path in enumerate(shards(tmp_path)):
-        os.utime(path, (1000 + age, 1000 + age))
-    os.utime(old, (2000, 2000))
-    oldest, *_, youngest = shards(tmp_path)
-    cap = gib(tmp_path) * 1.3
-    config = dataclasses.replace(SMALL, max_cache_gib=cap)
-    new = build(tmp_path, manifest()[9:16], config)  # row 9 is cached: its shard is in use
-    assert not oldest.exists() and youngest.exists() and gib(tmp_path) <= cap
-    assert len(CodeCache(new).rows) == 7
-    with pytest.raises(DamagedFileError, match="01_data_prep"):
-        CodeCache(old)
-
-
-def test_a_corpus_larger_than_the_cap_is_reported_before_the_cap_is_passed(tmp_path):
-    config = dataclasses.replace(SMALL, max_cache_gib=40_000 / 2**30)
-    with pytest.raises(DamagedFileError, match=r"max_cache_gib"):
-        build(tmp_path, config=config)
-    assert 0 < gib(tmp_path) <= config.max_cache_gib
-
-
 def build_apart(folder: str) -> None:
     """The body of the processes below: everything from files, as another notebook would."""
     codec = load_codec(world() / "codec.safetensors")
@@ -287,16 +261,6 @@ def test_a_recording_at_another_speed_is_the_tape_played_so(built):
         assert np.mean(faster.codes[i] == codes.numpy()) > 0.95  # batches round otherwise
         expected = reference_mel(mel, DATA.reference_frames).half().numpy()
         assert np.abs(faster.references[i] - expected).max() < 0.01
-
-
-def test_new_rows_cost_their_own_encoding_alone(built, tmp_path):
-    build(tmp_path, manifest()[:20])
-    rows = [*away(manifest()[:20]), *manifest()[20:ROWS]]
-    index, reported = build_noted(tmp_path, rows, digests=digests())
-    assert (reported[0], reported[-1]) == ((20, 30), (30, 30))
-    cache, wanted = CodeCache(index), CodeCache(built)
-    assert list(cache.rows) == list(wanted.rows)
-    assert [len(c) for c in cache.codes] == [len(c) for c in wanted.codes]
 
 
 def test_one_recording_under_two_names_is_encoded_once(tmp_path):

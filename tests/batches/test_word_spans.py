@@ -149,15 +149,6 @@ def test_a_resumed_stream_draws_the_same_words(cache, spans, slow):
             assert all(np.array_equal(a[1], b[1]) for a, b in zip(rows, wanted, strict=True))
 
 
-def test_ranks_share_the_same_words(cache, spans, slow):
-    with_speeds = partial(stream, cache, spans, at_speeds=[slow])
-    whole = [rows for rows, _ in itertools.islice(with_speeds(), 12)]
-    ranks = [itertools.islice(with_speeds(rank=r, world=2), 12) for r in (0, 1)]
-    for rows, (one, _), (two, _) in zip(whole, *ranks):
-        found = sorted(int(codes[0]) for _, codes in (*one, *two))
-        assert found == sorted(int(codes[0]) for _, codes in rows)
-
-
 def test_another_way_to_draw_words_is_another_order_of_the_data(cache, spans, slow):
     position = next(iter(stream(cache, spans)))[1]
     for spans_now, at_speeds in ((None, []), (spans, [slow])):

@@ -382,7 +382,7 @@ def test_attention_and_samples_are_kept_from_the_first_step_to_the_last(tmp_path
 
 def test_the_boards_of_the_settings_get_each_step(tmp_path, monkeypatch):
     events = []
-    for name in ("tensorboard", "wandb", "trackio"):
+    for name in ("tensorboard", "tracker"):
         monkeypatch.setattr(f"kit.training.logs.{name}_log", lambda *_: (events.append, "there"))
     none = Training(active(tmp_path / "none", train={"boards": []}))
     assert len(none.listeners()) == 2, "attention and samples"

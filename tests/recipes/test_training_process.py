@@ -1,5 +1,6 @@
 """A training in processes of its own: it outlives the kernel, and any process may stop it."""
 
+import json
 import os
 import re
 import shutil
@@ -51,23 +52,25 @@ def steps_logged(folder: Path) -> int:
 
 def test_a_log_is_followed_and_requests_are_files_that_a_start_clears(tmp_path):
     path = tmp_path / "train.jsonl"
-    path.write_text('{"step": 1}\n')
+    rows = [{"step": step, "loss": 1.0} for step in (1, 2, 3)]
+    one, two, three = (json.dumps(row) + "\n" for row in rows)
+    path.write_text(one)
     process = TrainingProcess(tmp_path)
     assert process.new_rows() == []
     with path.open("a") as file:
-        file.write('{"step": 2}\n{"st')
-    assert process.new_rows() == [{"step": 2}] and process.new_rows() == []
-    path.write_text('{"step": 1}\n')
-    assert process.new_rows() == [{"step": 1}]
+        file.write(two + '{"st')
+    assert process.new_rows() == [rows[1]] and process.new_rows() == []
+    path.write_text(one)
+    assert process.new_rows() == [rows[0]]
     path.unlink()
     assert process.new_rows() == []
-    path.write_text('{"step": 1}\n{"st')  # as a kill or a full disk leaves it
+    path.write_text(one + '{"st')  # as a kill or a full disk leaves it
     process = TrainingProcess(tmp_path)
     with path.open("r+") as file:  # as training resumes it
-        file.truncate(len('{"step": 1}\n'))
+        file.truncate(len(one))
         file.seek(0, os.SEEK_END)
-        file.write('{"step": 2}\nno row\n{"step": 3}\n')
-    assert process.new_rows() == [{"step": 2}, {"step": 3}]
+        file.write(two + "no row\n" + three)
+    assert process.new_rows() == rows[1:]
     process.request(STOP)
     process.request(PROFILE)
     assert {path.name for path in (tmp_path / "requests").iterdir()} == {STOP, PROFILE}

@@ -29,7 +29,6 @@ SLOW = "KIT_SLOW" in os.environ  # ten kills in place of one
 BUSY = dataclasses.replace(TRAIN, max_steps=200 if SLOW else 24, save_steps=1, eval_steps=20)
 RUNS = {  # settings, dropout
     "parity": (LONG, 0.0),
-    "parity of four": (LONG, 0.0),
     "out of memory": (SHORT, 0.0),
     "whole": (SHORT, 0.1),
     "stopped": (SHORT, 0.1),

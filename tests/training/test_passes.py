@@ -11,8 +11,7 @@ from helpers import CPU, GPT, TRAIN, pretended_capture, random_rows, tiny_model
 from kit.model.gpt import weighted_loss
 from kit.model.sequence import EffectiveBatch, pack
 from kit.model.text_attention import max_text_tokens
-from kit.settings import FinetuneConfig, SpeedConfig
-from kit.training.config import Base, Finetuning
+from kit.settings import SpeedConfig
 from kit.training.loop import train
 from kit.training.passes import FIRST_RECORDING, PassGraphs, fixed_targets
 from kit.training.trainer import Trainer
@@ -32,11 +31,11 @@ def batches(first: int = 0, lengths: tuple = LENGTHS):
         yield EffectiveBatch(micro=micro, position={"batch": number + 1})
 
 
-def trainer(graphs: bool, finetuning: Finetuning | None = None, **settings) -> Trainer:
+def trainer(graphs: bool, **settings) -> Trainer:
     torch.manual_seed(0)
     config = dataclasses.replace(TRAIN, max_steps=14, **settings)
     model = tiny_model(dropout=0.1, max_text=20)
-    made = Trainer(model, config, SpeedConfig(ema=True), CPU, finetuning or Finetuning())
+    made = Trainer(model, config, SpeedConfig(ema=True), CPU)
     if graphs:
         made.graphs = PassGraphs(made)
     return made
@@ -82,7 +81,11 @@ def test_added_targets_change_no_bit_of_loss_and_gradients():
 
 
 # Guided attention over a fixed width adds its zeros in another order.
-@pytest.mark.parametrize(("settings", "apart"), [({}, 0), (GUIDED, 1e-6)], ids=["plain", "guided"])
+@pytest.mark.parametrize(
+    ("settings", "apart"),
+    [({}, 0), pytest.param(GUIDED, 1e-6, marks=pytest.mark.long)],
+    ids=["plain", "guided"],
+)
 def test_recorded_passes_train_as_the_others(captured, settings, apart):
     plain = trainer(False, **settings)
     wanted = run(plain)
@@ -124,17 +127,6 @@ def test_where_a_pass_cannot_be_recorded_training_continues_without(monkeypatch)
     (note,) = (e.note for e in events if e.note)
     assert "not permitted when stream is capturing" in note
     assert events[FIRST_RECORDING].note == note
-
-
-@pytest.mark.long
-def test_another_phase_of_finetuning_is_recorded_again(captured):
-    base = tiny_model(dropout=0.1, max_text=20)
-    config = FinetuneConfig(method="lora", tables="all", tables_first=8)
-    finetuning = Finetuning(config=config, base=Base(config=base.config, sha256=""))
-    wanted = [e.loss for e in run(trainer(False, finetuning))]
-    made = trainer(True, finetuning)
-    assert [e.loss for e in run(made)] == wanted
-    assert len(captured) == 4 and len(made.graphs.recorded) == 2
 
 
 @pytest.mark.long

@@ -86,12 +86,6 @@ def test_two_processes_train_as_one_does(alone, two):
     assert files(two, "parity") == files(alone, "parity"), "the files are those of one process"
 
 
-@pytest.mark.long
-def test_four_processes_train_as_one_does(alone, tmp_path):
-    done(4, tmp_path, "parity of four")
-    require_parity(rows(tmp_path, "parity of four"), rows(alone, "parity"))
-
-
 def test_a_single_process_gathers_its_own_value():
     ranks = Ranks()
     assert ranks.sums(3, 0.5) == (3, 0.5) and ranks.any(True) and not ranks.any(False)

@@ -1,10 +1,8 @@
 """A run that is stopped, killed or damaged resumes as if nothing had happened."""
 
 import dataclasses
-import errno
 import itertools
 import json
-import os
 import random
 import shutil
 import time
@@ -272,12 +270,6 @@ def test_where_no_checkpoint_is_sound_nothing_is_thrown_away(tmp_path):
     assert (tmp_path / "train.jsonl").read_bytes() == log
 
 
-def test_a_damaged_mark_of_the_end_is_named_with_its_fix(tmp_path):
-    (tmp_path / "train-finished").write_bytes(b"\xff\xfe")
-    with pytest.raises(KitError, match=r"train-finished is damaged.*delete"):
-        train_in(tmp_path)
-
-
 def test_switches_may_change_between_two_halves(whole, tmp_path):
     stopped(tmp_path, 5, inside=True)
     names = ("ema", "sdpa", "fused_adamw", "gradient_checkpointing")
@@ -315,17 +307,6 @@ def test_a_rate_once_lowered_stays_lowered_after_a_kill(tmp_path):
     assert rest[0].step == 7 and rest[0].lr == event.lr
 
 
-def test_a_run_that_no_gate_can_hear_ends_by_its_validation_loss(tmp_path, monkeypatch):
-    losses = iter([3.0, 3.0, 1.0, 1.0, 2.0, 2.0, 2.5, 2.5])  # raw and averaged weights
-    monkeypatch.setattr("kit.training.run.validation_loss", lambda *_: next(losses))
-    config = dataclasses.replace(GATED, eval_steps=3, early_stopping_patience=2, gate_patience=5)
-    session = tiny_session(tmp_path, config)
-    events = list(session.run(ON, Event()))
-    assert events[-1].step == 12 and session.finished() and not session.resumable()
-    best = checkpoint.load(checkpoint.of_step(tmp_path / "checkpoints", 6))
-    assert same_weights(tmp_path, "ema", best["ema"])
-
-
 def test_a_damaged_best_checkpoint_leaves_a_voice_of_the_last_step(tmp_path):
     session = gated(tmp_path, 0.9, 0.4, 0.5, 0.6)
     best = checkpoint.of_step(tmp_path / "checkpoints", 6)
@@ -334,20 +315,3 @@ def test_a_damaged_best_checkpoint_leaves_a_voice_of_the_last_step(tmp_path):
             if event.step == 12:
                 best.write_bytes(b"junk")
     assert session.finished() and load_model(tmp_path / "model-ema.safetensors")
-
-
-def test_a_full_disk_stops_with_the_fix_and_an_older_checkpoint(whole, tmp_path, monkeypatch):
-    real, calls = os.replace, []
-
-    def full(source, target):
-        calls.append(target)
-        if "0000006.safe" in str(target):
-            raise OSError(errno.ENOSPC, "No space left on device")
-        real(source, target)
-
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(OSError, match="Free some disk space and run again"):
-        train_in(tmp_path)
-    monkeypatch.undo()
-    assert steps_saved(tmp_path) == [3, 4]
-    assert [figures(e) for e in train_in(tmp_path)] == [figures(e) for e in whole[1]][4:]

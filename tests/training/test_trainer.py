@@ -20,15 +20,13 @@ from kit.settings import FinetuneConfig, LoRAConfig, SpeedConfig
 from kit.training import checkpoint
 from kit.training.config import Base, Finetuning
 from kit.training.loop import train
-from kit.training.trainable import Trainable
 from kit.training.trainer import Trainer
 
 ON = {"ema": True}
 FOUR = LoRAConfig(rank=4, alpha=8.0, dropout=0.1)
 LORA = Finetuning(config=FinetuneConfig(method="lora"), lora=FOUR)
-PHASES = Finetuning(config=FinetuneConfig(tables_first=5))
-BOTH = dataclasses.replace(LORA, config=FinetuneConfig(method="lora", tables_first=5))
-WAYS = {"lora": LORA, "two phases": PHASES, "lora in two phases": BOTH}
+ALL_TABLES = dataclasses.replace(LORA, config=FinetuneConfig(method="lora", tables="all"))
+WAYS = {"lora": LORA, "all tables": ALL_TABLES}
 OFTEN = dataclasses.replace(TRAIN, save_steps=1)
 
 
@@ -51,14 +49,8 @@ def whole(tmp_path_factory):
     return found
 
 
-KILLS = [
-    ("lora in two phases", 7),
-    pytest.param("lora", 2, marks=pytest.mark.long),
-    pytest.param("two phases", 7, marks=pytest.mark.long),
-]
-
-
-@pytest.mark.parametrize(("way", "at"), KILLS)
+@pytest.mark.long
+@pytest.mark.parametrize(("way", "at"), [("lora", 7), ("all tables", 2)])
 def test_a_killed_run_resumes_bit_for_bit(whole, processes, tmp_path, way, at):
     folder, events = whole[way]
     child = processes.Process(target=finetune_in, args=(str(tmp_path), OFTEN, WAYS[way]))
@@ -129,19 +121,7 @@ def test_the_adapters_alone_beside_their_base_are_the_voice(whole, name):
     assert sizes[0] < sizes[1] / 2
 
 
-def test_in_the_first_phase_embeddings_and_heads_move_alone(tmp_path):
-    session = finetune_session(tmp_path, TRAIN, PHASES)
-    for event in session.run(ON, Event()):
-        now = {n: p.detach().clone() for n, p in session.state.model.named_parameters()}
-        if event.step == 1:
-            before = now
-        moved = {name for name in now if not torch.equal(now[name], before[name])}
-        if event.step == 5:
-            assert moved == set(TABLES)
-    assert moved == set(before)
-
-
-CASES = [("lora", "fp32", "adamw"), ("lora", "fp16", "muon"), ("two phases", "bf16", "adamw")]
+CASES = [("lora", "fp32", "adamw"), ("lora", "fp16", "muon"), ("all tables", "bf16", "adamw")]
 
 
 @pytest.mark.parametrize(("way", "precision", "optimizer"), CASES)
@@ -172,8 +152,7 @@ def test_compiled_it_is_the_same(monkeypatch):
     monkeypatch.setattr(torch, "compile", traced)
     config = dataclasses.replace(TRAIN, max_steps=4)
     found = []
-    both = FinetuneConfig(method="lora", tables="all", tables_first=2)
-    finetuning = Finetuning(config=both, lora=LoRAConfig(rank=4))
+    finetuning = dataclasses.replace(ALL_TABLES, lora=LoRAConfig(rank=4))
     for on in ({}, {"compile": True}):
         state = Trainer(tiny_model(layers=1), config, SpeedConfig(**on), CPU, finetuning)
         assert state.applied.on("compile") == ("compile" in on)
@@ -182,7 +161,6 @@ def test_compiled_it_is_the_same(monkeypatch):
     assert found[1] == pytest.approx(found[0], rel=1e-5)
 
 
-ALL_TABLES = dataclasses.replace(LORA, config=FinetuneConfig(method="lora", tables="all"))
 RANK_8 = dataclasses.replace(LORA, lora=LoRAConfig(rank=8))
 OTHERS = {"method lora -> full": Finetuning(), "rank 4 -> 8, alpha 8.0 -> 32.0": RANK_8}
 OTHERS |= {"tables new -> all": ALL_TABLES}
@@ -220,25 +198,9 @@ def test_the_gate_evaluates_plain_weights(tmp_path):
     assert len(evaluated) == 3 and not torch.equal(evaluated[0][name], evaluated[2][name])
 
 
-REFUSALS = [
-    (lambda: Trainable(tiny_model(), BOTH), r"finetune\.tables=all"),
-    (lambda: PHASES.require_steps(5), "5 steps"),
-    (LORA.require_voice, "from scratch.*BASE_MODEL"),
-]
-
-
-@pytest.mark.parametrize(("call", "facts"), REFUSALS)
-def test_what_cannot_be_finetuned_is_refused(call, facts):
-    with pytest.raises(KitError, match=facts):
-        call()
-
-
-def test_adapters_begin_at_the_loss_of_the_base(tmp_path):
-    first = next(finetune_session(tmp_path / "plain", TRAIN, Finetuning()).run(ON, Event()))
-    lora = dataclasses.replace(LORA, lora=LoRAConfig(rank=4))
-    adapted = next(finetune_session(tmp_path / "lora", TRAIN, lora).run(ON, Event()))
-    # To the rounding of fp32: some processors multiply by a frozen matrix with another kernel.
-    assert adapted.loss == pytest.approx(first.loss, rel=1e-6)
+def test_adapters_from_scratch_are_refused():
+    with pytest.raises(KitError, match=r"from scratch.*BASE_MODEL"):
+        LORA.require_voice()
 
 
 def test_a_checkpoint_holds_what_trains_and_no_more(whole):

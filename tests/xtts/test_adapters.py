@@ -26,7 +26,6 @@ from kit.training.trainer import Trainer
 TRAIN = TrainConfig(max_steps=5, warmup_steps=1, lr=3e-3, eval_steps=100)
 WAYS = {
     "full": FinetuneConfig(),
-    "two phases": FinetuneConfig(tables_first=2),
     "lora": FinetuneConfig(method="lora"),
     "lora and all tables": FinetuneConfig(method="lora", tables="all"),
 }
