@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,17 +11,13 @@ import torch.nn.functional as F
 
 from kit.audio.clip import load_speech
 from kit.audio.recognizer import SpeechRecognizer, cer, load_recognizer
-from kit.base.errors import KitError
 from kit.base.hardware import on_device
 from kit.dataset.alignment import alignment_score
 from kit.dataset.manifest import Utterance, read_manifest
 from kit.inference.compare_formats import batch_logits
 from kit.inference.decoder import Decoder, DecoderConfig
 from kit.model.gpt import SpeechGPT
-from kit.model.sequence import pack
-from kit.model.weights import load_model
 from kit.notebook.result import Result
-from kit.recipes import run_parts
 from kit.recipes.open_run import ActiveRun
 from kit.recipes.training_data import TrainingData
 from kit.tuning.checks import Check, table
@@ -33,7 +28,6 @@ from kit.tuning.verify import (
     Outcome,
     Subject,
     code_logits,
-    prove,
     small_config,
 )
 
@@ -47,25 +41,14 @@ MAX_CODEC_CER = 0.15  # more errors in what comes out of the codec than in the r
 SAME_LOGITS = "with KV cache, alone and in a batch, the model predicts as it was trained to"
 GOOD_CODES = "the codes hold what is said, so a voice that predicts them can be understood"
 GOOD_DATA = "recordings and texts belong together"
-REFERENCE_ROWS = 16  # held-out recordings of which a released model's loss is computed
-MAX_REFERENCE_ERROR = 0.05  # from the loss that its own code gives for them
-SAME_RELEASE = "its weights, text ids, codes and conditioning were taken over as they are"
 MAX_JUDGE_CER = 0.5  # of recordings: a worse recogniser cannot tell
 
 
-def verify(
-    run: ActiveRun,
-    reference_loss: str = "",  # of the released base, by its own code: a number or a file (none)
-) -> Iterator[Result]:
-    """Yield a result for each proof, then all of them as a table; `failed` if one fails.
-
-    `reference_loss` is the mean in nats a code that the own code of the released model that `run`
-    starts from gives for the first 16 held-out recordings, each with itself as its reference.
-    """
+def verify(run: ActiveRun) -> Iterator[Result]:
+    """Yield a result for each proof, then all of them as a table; `failed` if one fails."""
     began_s = time.perf_counter()
-    reference = read_reference(run, reference_loss)
     proofs = []
-    for proof in all_proofs(run, reference):
+    for proof in all_proofs(run):
         proofs.append(proof)
         yield Result(line=str(proof))
     failed = [proof.what for proof in proofs if proof.passed is False]
@@ -79,55 +62,12 @@ def verify(
     yield Result(line=line, grid=table(proofs), failed=bool(failed))
 
 
-def all_proofs(run: ActiveRun, reference: float | None) -> Iterator[Check]:
+def all_proofs(run: ActiveRun) -> Iterator[Check]:
     data = TrainingData(run)
-    yield from prove(subject_of(run, data), PROOFS | {"decoding": (decoding, SAME_LOGITS)})
+    subject = subject_of(run, data)
+    for name, (proof, shows) in (PROOFS | {"decoding": (decoding, SAME_LOGITS)}).items():
+        yield Check(name, *proof(subject), shows)
     yield from recording_proofs(run, data)
-    if reference is not None:
-        yield released_loss(run, data, reference)
-
-
-def read_reference(run: ActiveRun, text: str) -> float | None:
-    """The loss that `text` is, or the file of that name holds; None for "". Raises KitError."""
-    if not text:
-        return None
-    release = run.figure("start_from", "release")
-    if not release:
-        raise KitError(
-            f"--reference-loss {text}: the run `{run.name}` does not start from a released XTTS-v2 "
-            "or IndexTTS2, so there is nothing to compare. Leave it out."
-        )
-    try:
-        path = Path(text)
-        loss = float(path.read_text(encoding="utf-8") if path.is_file() else text)
-    except (ValueError, OSError) as error:
-        raise KitError(
-            f"--reference-loss {text}: give the loss that {release}'s own code computes, a number "
-            "of nats a code such as 3.21, or a file that holds it alone."
-        ) from error
-    return loss
-
-
-@torch.inference_mode()
-def released_loss(run: ActiveRun, data: TrainingData, reference: float) -> Check:
-    """The loss of the released weights, as the run took them over, beside `reference`."""
-    tokenizer = run_parts.load_base_tokenizer(run, data.language)
-    model = load_model(run.folder / run_parts.MODEL).to(run.hw.device).eval()
-    texts = {row.id: row.text for row in read_manifest(run.folder)}
-    stream = data.stream("held_out")
-    loss = 0.0
-    targets = 0
-    for row in data.cache.rows_in_split("held_out")[:REFERENCE_ROWS].tolist():
-        _, codes, references, _ = stream.part([row], [row], 1)
-        ids = np.array(tokenizer.encode(texts[data.cache.rows[row]["id"]]))
-        batch = pack(model.config, [ids], codes, references).to(run.hw.device)
-        loss += model(batch)[1].item()
-        targets += len(batch.code_targets)
-    own = loss / targets
-    figure = f"{own:.3f} nats a code, {reference:.3f} by its own code"
-    passed = abs(own - reference) <= MAX_REFERENCE_ERROR * reference
-    bound = f"{MAX_REFERENCE_ERROR:.0%} apart"
-    return Check("loss of the release", figure, bound, passed, SAME_RELEASE)
 
 
 def subject_of(run: ActiveRun, data: TrainingData) -> Subject:

@@ -121,23 +121,11 @@ def make_batches(task: Task, few_shapes: bool = False) -> Iterator[EffectiveBatc
 
     For `few_shapes` rows are padded to a few fixed lengths, as 02_train pads them.
     """
-    return (make_batch(task.model, parts) for parts in draw_rows(task, few_shapes))
-
-
-def make_batch(model: GPTConfig, parts: list[tuple]) -> EffectiveBatch:
-    """Collate rows from `draw_rows`: the work that CodeStream does on the rows it has read."""
-    micro = [
-        (texts, codes, torch.from_numpy(references), length)
-        for texts, codes, references, length in parts
-    ]
-    return collate(model, micro, {})
+    return (collate(task.model, parts, {}) for parts in draw_rows(task, few_shapes))
 
 
 def draw_rows(task: Task, few_shapes: bool = False) -> Iterator[list[tuple]]:
-    """Of each micro-batch of `make_batches`: text ids, codes, references, padded length.
-
-    They are arrays, as rows of the code cache are.
-    """
+    """What `collate` makes batches of, as CodeStream reads it from the code cache."""
     model = task.model
     data = dataclasses.replace(task.data, short_first=0.0)
     totals = [text + codes + batching.EXTRA_TOKENS for text, codes in task.rows]
@@ -152,7 +140,7 @@ def draw_rows(task: Task, few_shapes: bool = False) -> Iterator[list[tuple]]:
             walks = [rng.integers(-2, 3, task.rows[i][1]).cumsum() for i in batch]
             codes = [walk % model.start_code for walk in walks]
             shape = (len(batch), model.n_mels, data.reference_frames)
-            references = rng.standard_normal(shape, dtype=np.float32)
+            references = torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
             parts = []
             first = 0
             for rows in batching.micro_batches(batch, totals, data):
@@ -191,7 +179,7 @@ def run_variant(task: Task, config: TrialConfig, on: Sequence[str]) -> dict:
     # so that code compiled for a shape belongs to the warm-up.
     rows = list(itertools.islice(draw_rows(task, few_shapes), config.steps))
     repeated = itertools.islice(itertools.cycle(rows), total)
-    made = (make_batch(task.model, r) for r in repeated)
+    made = (collate(task.model, parts, {}) for parts in repeated)
     batches = switches.prefetch_if_on(made, trainer.applied)
     events = []
     began_s = time.perf_counter()
@@ -246,7 +234,6 @@ def run_trials(
     wanted: Sequence[Trial],
     tick: Callable[[int, int, str], None] = lambda *_: None,
     rounds: int = 0,  # 0: as `config` says
-    measures: bool = True,  # False: only what was measured before
 ) -> list[Trial]:
     """Measure the variants, round by round, and return a row for each, in order.
 
@@ -266,10 +253,8 @@ def run_trials(
         if len(earlier) > number or any("error" in result for result in earlier):
             continue  # another variant is the same set; a failure is not tried again
         key = digest(trained, *measured, variant.on, number)
-        path = Path(folder) / f"{key}.json"
-        if measures or path.exists():
-            measure = functools.partial(measure_variant, task, config, variant.on)
-            earlier.append(cached_result(path, key, measure))
+        measure = functools.partial(measure_variant, task, config, variant.on)
+        earlier.append(cached_result(Path(folder) / f"{key}.json", key, measure))
     tick(len(jobs), len(jobs), "")
     return compare(wanted, results, task.model.dropout, peak_tokens_per_s(task))
 

@@ -24,7 +24,6 @@ from kit.settings import GPTConfig, SpeedConfig, TrainConfig
 from kit.training import checkpoint
 from kit.training.loop import forward_backward, train
 from kit.training.trainer import Trainer
-from kit.tuning.checks import Check
 
 LAYERS = 2
 WIDTH = 64
@@ -109,12 +108,6 @@ def small_config(config: GPTConfig) -> GPTConfig:
         text_dropout=0.0,
         pretrained_layers=False,
     )
-
-
-def prove(subject: Subject, proofs: dict[str, tuple[Callable, str]]) -> Iterator[Check]:
-    """Yield each of `proofs`, one after the other: {name: (proof, what it shows)}."""
-    for name, (proof, shows) in proofs.items():
-        yield Check(name, *proof(subject), shows)
 
 
 @torch.inference_mode()
