@@ -4,15 +4,28 @@ Steps are timed by the newest rows of a log, or by a few real steps of a tempora
 """
 
 import dataclasses
+import itertools
 import math
 import shutil
 import statistics
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import torch
 
 from kit.base.config import require_types
 from kit.base.errors import KitError
 from kit.base.formatting import clock
-from kit.settings import TimeBudget, TrainConfig
+from kit.base.hardware import Hardware
+from kit.model.gpt import SpeechGPT
+from kit.model.lora import merged
+from kit.model.sequence import EffectiveBatch
+from kit.settings import GPTConfig, SpeedConfig, TimeBudget, TrainConfig
+from kit.training.config import Finetuning
+from kit.training.loop import train
+from kit.training.run import validation_loss
+from kit.training.trainer import Trainer
 
 RECENT = 1000  # newest rows that count
 # A corpus is validated every so many passes over it, or steps where those are more: after some six
@@ -47,6 +60,46 @@ def seconds_per_step(rows: list[dict], config: TrainConfig) -> float:
     usual_s = statistics.median(plain or others)
     plain = [seconds for seconds in plain if seconds <= 10 * usual_s]
     return statistics.fmean([*plain, *others])
+
+
+def time_steps(
+    model: GPTConfig,
+    config: TrainConfig,
+    speed: SpeedConfig,
+    hw: Hardware,
+    finetuning: Finetuning,
+    batches: Sequence[EffectiveBatch],
+    threads: int,
+    validation: Sequence[EffectiveBatch] = (),
+    make_gate: Callable[[], Callable[[SpeechGPT], dict]] | None = None,
+) -> float:
+    """Seconds of a real step of a new model, with its share of validations and gate evaluations.
+
+    Each of `batches` is used twice, and its second step counts: the first one has a new length and
+    allocates memory, and takes up to half as long again. The batches should be of usual length:
+    the run itself may begin with short sentences. Nothing is saved.
+    """
+    torch.set_num_threads(threads)
+    speed = dataclasses.replace(speed, compile=False)
+    # The run itself may be shorter, and nothing ends this early.
+    count = 2 * len(batches)
+    still = {"max_steps": max(count, config.max_steps), "early_stopping_patience": 0}
+    still = dataclasses.replace(config.without_gate(), **still)
+    trainer = Trainer(SpeechGPT(model), still, speed, hw, finetuning.without_phases())
+    ends_s = [event.unix_s for event in itertools.islice(train(trainer, [*batches] * 2), count)]
+    seconds = (ends_s[-1] - ends_s[len(batches) - 1]) / len(batches)
+    trainer.model.eval()
+    began_s = time.perf_counter()
+    if validation and config.eval_steps:
+        how = (hw.device, trainer.applied.precision, trainer.micro_rows)
+        for _ in range(2 if trainer.ema else 1):
+            validation_loss(trainer.model, validation, *how)
+        seconds += (time.perf_counter() - began_s) / config.eval_steps
+    began_s = time.perf_counter()
+    if make_gate and config.gate_every:
+        make_gate()(merged(trainer.model))  # an untrained voice speaks to its limit
+        seconds += (time.perf_counter() - began_s) / config.gate_every
+    return seconds
 
 
 def resolve_steps(

@@ -435,14 +435,13 @@ def monitor_rows(setting: Setting) -> Iterator[dict]:
                 block @ block.mT
             wait_for_device(device)
     summary = monitor.summary()
-    if summary["error"] or not summary["count"]:
+    if summary["error"] or not monitor.samples:
         yield note_row("monitor", summary["error"] or "it took no sample", "failed")
         return
     memory, held = summary["memory_peak_bytes"], block.nbytes
     plausible = held <= memory <= setting.hw.memory_bytes
-    more = {"status": "ok" if plausible else "off", "source": summary["source"]}
     figures = memory / 2**30, "GiB", "all there is", setting.hw.memory_bytes / 2**30, None
-    yield result("monitor: memory in use", *figures, **more)
+    yield result("monitor: memory in use", *figures, status="ok" if plausible else "off")
     load = summary["load_mean"]
     if load is None:
         yield note_row("monitor: load", summary["load_note"], "failed")

@@ -23,7 +23,7 @@ from kit.settings import SpeedConfig
 from kit.training import checkpoint
 from kit.training.config import FULL
 from kit.training.logs import read_log, summary
-from kit.tuning.preflight import run_trial
+from kit.tuning.estimate import time_steps
 
 ON = {"ema": True}
 BUSY = dataclasses.replace(TRAIN, max_steps=40, save_steps=1)  # mostly writing checkpoints
@@ -289,10 +289,7 @@ def test_trial_steps_leave_no_trace(whole, tmp_path):
     session = tiny_session(tmp_path)
     usual = list(itertools.islice(session.make_batches(None, 2), 3))
     ema = SpeedConfig(ema=True)
-    trial = run_trial(session.model, TRAIN, ema, CPU, FULL, usual, 1, session.validation)
-    assert [row["step"] for row in trial.rows] == [4, 5, 6], "of each batch the second step"
-    assert all(row["wall_s"] > 0 for row in trial.rows)
-    assert trial.validation_s > 0
+    assert time_steps(session.model, TRAIN, ema, CPU, FULL, usual, 1, session.validation) > 0
     assert not list(tmp_path.iterdir())
     assert [figures(e) for e in session.run(ON, Event())] == [figures(e) for e in whole[1]]
 

@@ -19,7 +19,6 @@ from kit.tuning.estimate import (
     seconds_per_step,
     stored_bytes,
 )
-from kit.tuning.preflight import Trial
 
 GB = 10**9
 CONFIG = TrainConfig(max_steps=10_000, eval_steps=50, save_steps=100, save_total_limit=2)
@@ -110,14 +109,6 @@ def test_a_new_estimate_is_said_where_steps_take_another_time():
     said = estimate_again(rows, CONFIG, 0.5)
     assert "1 s" in said and "0.5 s" in said
     assert clock(left) in said and clock(left * 0.5) in said
-
-
-def test_a_trial_counts_what_judges_the_voice():
-    rows = log(9, step_s=1.0)
-    trial = Trial(rows=rows, validation_s=10.0, gate_s=40.0)
-    config = dataclasses.replace(CONFIG, eval_steps=50, gate_every=100)
-    assert trial.seconds_per_step(config) == pytest.approx(1 + 10 / 50 + 40 / 100)
-    assert trial.seconds_per_step(config.without_gate()) == pytest.approx(1 + 10 / 50)
 
 
 def test_a_pause_between_sessions_and_a_closed_lid_do_not_count():
