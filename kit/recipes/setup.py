@@ -3,11 +3,8 @@
 Nothing is trained but a few steps of a throwaway model, to time one.
 """
 
-import math
 import shlex
 from collections.abc import Iterator
-
-import torch
 
 from kit.base import hardware
 from kit.base.compiler import compiler_available
@@ -110,27 +107,13 @@ class Setup:
         run = self.active
         if run.hw.device != "cpu":
             return Result(line="02_train says how long training takes.")
-        own = build(TimeBudget, RunSource(data="a person's").section(run, "time_budget"))
-        if self.own:
-            takes = f"gets {own.minutes:g} minutes" if own.minutes else "takes as long as it needs"
-            return Result(
-                line=f"Training {takes}; preparing comes before it. 01_data_prep and 02_train say "
-                "how long each takes."
-            )
-        budget = build(TimeBudget, run.section("time_budget"))
+        source = RunSource(data="a person's" if self.own else "")
+        budget = build(TimeBudget, source.section(run, "time_budget"))
+        train = build(TrainConfig, source.section(run, "train"))
         step_s = step_seconds(run.preset, run.hw, int(run.threads.value))
-        flop = 2 * math.prod(hardware.MATMUL_SHAPES["cpu"])
-        gflops = flop / hardware.matmul_seconds(torch.float32, device="cpu") / 1e9
-        reasons = f"{run.threads.reason}; {run.precision.reason}"
-        slow = f"{reasons}; fp32 matmuls at {gflops:,.0f} GFLOP/s"
-        _, line = estimate_time(build(TrainConfig, run.section("train")), step_s, budget, slow)
-        if own.minutes > budget.minutes:
-            line += (
-                f"\nThat is for the built-in corpus. With recordings of your own, training gets "
-                f"{own.minutes:g} minutes, and preparing them takes longer, too: 01_data_prep and "
-                "02_train say how long."
-            )
-        return Result(line=line)
+        slow = f"{run.threads.reason}; {run.precision.reason}"
+        _, line = estimate_time(train, step_s, budget, slow)
+        return Result(line=f"{line} With recordings of your own, 02_train says how long it takes.")
 
     def summary(self) -> Result:
         """What was written, and the next step; a warning if the run has too few recordings."""

@@ -35,11 +35,6 @@ VALIDATED_STEPS = 50
 START_S = 8  # of a process until its first step: torch, the model, the data
 CHANGED = 0.15  # share by which an estimate may differ before a new one is said
 SESSION_HOURS = 12  # of Colab's free tier, at most
-TOO_FEW = 0.2  # of a preset's steps, below which a voice mumbles
-TINY_INSTEAD = (
-    "So few make no clear voice. For a look at every notebook in a few minutes, take the smallest "
-    'preset: PRESET = "tiny" in 00_setup with a RUN of its own, or make demo PRESET=tiny RUN=look.'
-)
 
 
 def seconds_per_step(rows: list[dict], config: TrainConfig) -> float:
@@ -159,15 +154,12 @@ def estimate_time(
         to_go = f"{left:,} of them to go, " if done else ""
         text = f"Training: {steps:,} steps of {step_s:.2g} s, {to_go}about {clock(left_s)}."
     else:
-        beyond = f", but {fitting:,} steps would teach it too little" if taken > fitting else ""
         text = (
             f"Training: {steps:,} steps would take {clock(steps * step_s)} here, over the budget "
-            f"of {budget.minutes:g} minutes{beyond}. Training {taken:,} instead "
-            f"({clock(left_s)}); expect a less clear voice. Set MAX_STEPS = {steps} in 02_train to "
-            f"train them all. What is slow here: {slow}."
+            f"of {budget.minutes:g} minutes. Training {taken:,} instead ({clock(left_s)}); expect "
+            f"a less clear voice. Set MAX_STEPS = {steps} in 02_train to train them all. What is "
+            f"slow here: {slow}."
         )
-    if taken < TOO_FEW * steps:
-        text += f" {TINY_INSTEAD}"
     if left_s > 3600 * SESSION_HOURS:
         text += (
             f" A session of Colab's free tier ends after {SESSION_HOURS} hours at most: run the "

@@ -92,11 +92,10 @@ def test_the_card_decides_preset_precision_and_rank(on_card, gpu, preset_name, p
     assert (run.preset_name, run.precision.value) == (preset_name, precision)
     text = "\n".join(map(str, check(run, gpu)))
     assert all(each["fits"] == "yes" for what, each in planned(run).items() if "scratch" in what)
-    assert "measured)" in text and f"adapters of rank {rank}." in text
+    assert f"adapters of rank {rank}." in text
 
 
-def test_settings_count_and_a_preset_that_does_not_fit_is_refused(on_card):
-    assert "measured" not in str(planned(on_card("T4", model={"layers": 6})))
+def test_a_preset_that_does_not_fit_is_refused():
     run = open_settings("", "80gb", "", {}, "4 GiB, 8.6")
     assert run.preset_name == "80gb"
     with pytest.raises(KitError, match="GiB at least") as raised:

@@ -148,17 +148,15 @@ def test_too_few_steps_for_a_clear_voice_take_up_to_twice_the_minutes():
     budget = dataclasses.replace(BUDGET, min_steps=1500)
     config, said = estimate_time(LONG, 0.72, budget, SLOW)
     assert config.max_steps == 1500
-    for fact in ("12 minutes", "1,000 steps", "1,500", "18:08"):
-        assert fact in said
+    assert all(fact in said for fact in ("12 minutes", "1,500", "18:08"))
     taken = [estimate_time(LONG, step_s, budget, SLOW)[0].max_steps for step_s in (0.4, 1.44)]
     assert taken == [1800, 1000], "enough fit, no more are taken; in twice the minutes"
 
 
-def test_where_hardly_any_steps_fit_the_smallest_preset_is_offered():
-    config, said = estimate_time(LONG, 5.8, BUDGET, SLOW)
+def test_at_least_the_warm_up_is_trained_twice():
+    config, _ = estimate_time(LONG, 5.8, BUDGET, SLOW)
     assert config.max_steps == 124 and config.warmup_steps == 12
     assert estimate_time(LONG, 60.0, BUDGET, SLOW)[0].max_steps == 2 * LONG.warmup_steps
-    assert "make demo PRESET=tiny RUN=look" in said and 'PRESET = "tiny"' in said
 
 
 def test_of_a_resumed_run_the_steps_to_go_are_counted():
