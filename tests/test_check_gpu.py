@@ -74,7 +74,7 @@ import json, subprocess, sys, time
 path = sys.argv[sys.argv.index("--rows") + 1]
 part = sys.argv[sys.argv.index("--part") + 1]
 open(path, "w").write(json.dumps([{"row": "measured before", "part": part}]))
-if part == "monitor":
+if part == "machine":
     sys.exit(3)
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
 time.sleep(60)
@@ -87,13 +87,13 @@ def test_a_part_without_end_is_stopped_and_the_others_keep_their_rows(tmp_path, 
     monkeypatch.setattr(check_gpu, "__file__", str(child))
     measured = check_gpu.Table(tmp_path / "bench" / "gpu.json", MACHINE)
     started_s = time.monotonic()
-    for part in ("codec", "monitor"):
+    for part in ("codec", "machine"):
         check_gpu.measure(part, 2, measured)
     assert time.monotonic() - started_s < 50
-    codec, monitor = measured.rows["codec"], measured.rows["monitor"]
+    codec, machine = measured.rows["codec"], measured.rows["machine"]
     assert [row["row"] for row in codec] == ["measured before", "codec"]
     assert codec[1]["status"] == "failed" and "2 s" in codec[1]["note"]
-    assert "code 3" in monitor[1]["note"]
+    assert "code 3" in machine[1]["note"]
     written = json.loads(measured.path.read_text())
     assert written["machine"] == MACHINE and len(written["rows"]) == 4
     assert {row["commit"] for row in written["rows"]} == {"abc"}
@@ -101,9 +101,9 @@ def test_a_part_without_end_is_stopped_and_the_others_keep_their_rows(tmp_path, 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: its table is real")
 def test_without_a_gpu_it_says_so_and_leaves_the_real_table_alone(tmp_path):
-    command = [sys.executable, BENCH / "check_gpu.py", "--only", "monitor"]
+    command = [sys.executable, BENCH / "check_gpu.py", "--only", "machine"]
     command += ["--folder", tmp_path]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "sees no GPU" in ended.stdout and not (tmp_path / "gpu.json").exists()
     written = json.loads((tmp_path / "gpu-pretended.json").read_text())
-    assert not written["machine"]["gpu"] and {row["part"] for row in written["rows"]} == {"monitor"}
+    assert not written["machine"]["gpu"] and {row["part"] for row in written["rows"]} == {"machine"}

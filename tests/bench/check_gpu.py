@@ -63,7 +63,6 @@ PARTS = {
     "codec": "gpu_checks:codec_rows",
     "recogniser": "gpu_checks:recognizer_rows",
     "tests": "gpu_checks:test_rows",
-    "monitor": "gpu_checks:monitor_rows",
 }
 # Seconds for each part. A GPU that is lent for minutes runs `decide`, then `confirm`: within 275 s
 # each, everything that is decided by these figures. Your own runs all three.
@@ -87,7 +86,6 @@ COMMANDS = {
         "codec": 30,
         "recogniser": 30,
         "tests": 90,
-        "monitor": 15,
     },
 }
 PRETENDED = {"steps": 6, "codes": 6}

@@ -28,7 +28,6 @@ from gpu_setting import (
     some_batches,
     train_losses,
     train_steps,
-    wait_for_device,
 )
 from infer_calls import random_model, request
 from rows import result
@@ -60,7 +59,6 @@ from kit.training import checkpoint
 from kit.training.trainer import Trainer
 from kit.tuning.measure import Task, make_batches
 from kit.tuning.memory_plan import Workload
-from kit.tuning.monitor import Monitor
 from kit.tuning.preflight import trial_peak
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -419,35 +417,6 @@ def recognizer_rows(setting: Setting) -> Iterator[dict]:
         theirs = gpt.to(setting.hw.device).conditioner(cond.to(setting.hw.device)).cpu()
     off = float((theirs - mine).norm() / mine.norm())
     yield limit_row("latents of a reference: difference from the CPU's", off, "share", 1e-3)
-
-
-# --- the machine ----------------------------------------------------------------------------
-
-
-def monitor_rows(setting: Setting) -> Iterator[dict]:
-    """What the monitor reads while the device is kept busy."""
-    device, busy_s = setting.hw.device, 0.5 if setting.pretended else 4.0
-    block = torch.randn(512 if setting.pretended else 8192, 1024, device=device)
-    with Monitor(setting.hw, every_s=busy_s / 8) as monitor:
-        until_s = time.monotonic() + busy_s
-        while time.monotonic() < until_s:
-            for _ in range(20):
-                block @ block.mT
-            wait_for_device(device)
-    summary = monitor.summary()
-    if summary["error"] or not monitor.samples:
-        yield note_row("monitor", summary["error"] or "it took no sample", "failed")
-        return
-    memory, held = summary["memory_peak_bytes"], block.nbytes
-    plausible = held <= memory <= setting.hw.memory_bytes
-    figures = memory / 2**30, "GiB", "all there is", setting.hw.memory_bytes / 2**30, None
-    yield result("monitor: memory in use", *figures, status="ok" if plausible else "off")
-    load = summary["load_mean"]
-    if load is None:
-        yield note_row("monitor: load", summary["load_note"], "failed")
-        return
-    status = "ok" if setting.pretended or load > 0.3 else "off"
-    yield result("monitor: load of busy seconds", load, "share", status=status)
 
 
 def test_rows(setting: Setting) -> Iterator[dict]:
