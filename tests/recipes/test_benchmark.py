@@ -134,12 +134,3 @@ def test_a_micro_batch_that_is_planned_beyond_the_memory_is_not_tried(run, calls
 def test_a_resumed_benchmark_keeps_its_threads(run):
     run.record(bench={"threads": 7})
     assert Benchmark(run).task.threads == 7
-
-
-@pytest.mark.long
-def test_variants_train_in_processes_of_their_own(run):
-    """Two real ones; tests/tuning/test_measure.py has the rest."""
-    benchmark = Benchmark(run, steps=1)
-    benchmark.variants = benchmark.variants[:2]
-    assert str(benchmark.measure()) == "2 of 2 variants ran"
-    assert benchmark.table().grid[1][0] == "Baseline"
