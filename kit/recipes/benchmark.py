@@ -26,7 +26,6 @@ from kit.tuning.measure import Task, preset_task, run_trials, variants
 from kit.tuning.preflight import divisors, limit_memory
 
 START_S = 3.0  # to start a trial's process and draw its weights
-COMPILE_S = 30.0
 
 
 class Benchmark:
@@ -61,8 +60,8 @@ class Benchmark:
         self.micro_batch = self.task.data.micro_batch
 
     def run(self) -> Iterator[Result]:
-        steps = (self.about, self.measure, self.choose, self.find_micro_batch, self.speed)
-        for step in (*steps, self.memory, self.table, self.write, self.summary):
+        measuring = (self.about, self.measure, self.choose, self.find_micro_batch)
+        for step in (*measuring, self.speed, self.table, self.write, self.summary):
             yield step()
 
     def about(self) -> Result:
@@ -71,14 +70,13 @@ class Benchmark:
         trial_s = START_S
         if first.loss is not None:
             trial_s += first.warmup_s + self.config.steps / first.steps_per_s
-        sets = [variant.on for variant in self.variants if not variant.reason]
-        compiled = sum("compile" in on for on in sets)
-        runs = len(sets) + sum(bool(sizes) for sizes in self._other_sizes())
-        all_s = self.config.rounds * (trial_s * runs + COMPILE_S * compiled)
+        runs = sum(not variant.reason for variant in self.variants)
+        runs += sum(bool(sizes) for sizes in self._other_sizes())
+        all_s = self.config.rounds * trial_s * runs
         hw = self.active.hw
         line = f"{hw.device}: {hw.name}, threads: {self.task.threads}. {runs} variants, "
         line += f"{self.config.rounds} rounds of {self.config.steps} steps, take about "
-        line += f"{max(1, round(all_s / 60))} min, less what was measured before."
+        line += f"{max(1, round(all_s / 60))} min without compiling, less what was measured before."
         return Result(line=line)
 
     def measure(self) -> Result:
@@ -177,27 +175,21 @@ class Benchmark:
         return trial
 
     def speed(self) -> Result:
-        """Tokens a second, from the baseline at the top to the chosen set at the bottom.
+        """Tokens a second and peak memory, from the baseline down to the chosen set.
 
         Their rounds differ by as much as the lines at the bars' ends are long.
         """
         names = [row.label for row in self.ran]
         tokens_per_s = [row.tokens_per_s for row in self.ran]
         errors = [row.spread / 2 * row.tokens_per_s for row in self.ran]
+        sizes_gib = [row.peak_memory_bytes / GIB for row in self.ran]
         first, last = self.ran[0], self.ran[-1]
         times = last.steps_per_s / first.steps_per_s
         line = f"{last.label}: {times:.2f}x as fast as {first.label}, "
-        line += f"{last.tokens_per_s:,.0f} tokens/s"
-        if last.mfu is not None:
-            line += f", {last.mfu:.0%} of the matmuls that this device could do (MFU)"
-        picture = bars(names, tokens_per_s, "tokens/s", "Speed", errors)
-        return Result(line=f"{line}.", pictures=[picture])
-
-    def memory(self) -> Result:
-        names = [row.label for row in self.ran]
-        sizes = [row.peak_memory_bytes / GIB for row in self.ran]
-        picture = bars(names, sizes, "GiB", "Peak memory")
-        return Result(line=f"{names[-1]}: {sizes[-1]:.2f} GiB at most", pictures=[picture])
+        line += f"{last.tokens_per_s:,.0f} tokens/s, {sizes_gib[-1]:.2f} GiB at most."
+        speed = bars(names, tokens_per_s, "tokens/s", "Speed", errors)
+        memory = bars(names, sizes_gib, "GiB", "Peak memory")
+        return Result(line=line, pictures=[speed, memory])
 
     def table(self) -> Result:
         rows = [*self.measured, *self.resized]

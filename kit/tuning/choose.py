@@ -6,7 +6,6 @@ A switch that moves the loss is refused.
 """
 
 import dataclasses
-import math
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -26,8 +25,8 @@ DROPOUT_TOLERANCE = 0.05  # fused and compiled layers drop other activations
 LEAST_GAIN = 0.02  # of steps/s
 LEFT_OUT = "left out by the settings"  # reason of a switch that this device has
 STAYS = "the preset's choice stays"
-HEAD = ("variant", "steps/s", "speed", "spread", "tokens/s", "MFU", "memory", "of baseline")
-HEAD += ("warm-up", "loss", "change", "ran, or why not")
+HEAD = ("variant", "steps/s", "speed", "spread", "tokens/s", "memory", "of baseline", "warm-up")
+HEAD += ("loss", "change", "ran, or why not")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,7 +41,6 @@ class Trial:
     spread: float | None = None  # of the rounds' times, largest less smallest over the median
     noise: float | None = None  # a relative change of steps/s up to this may be chance
     tokens_per_s: float | None = None  # real tokens, padding left out
-    mfu: float | None = None  # share of the matmuls that the device could do in that time
     peak_memory_bytes: int | None = None
     warmup_s: float | None = None  # the first steps, with all that is compiled; the slowest round
     recompilations: int | None = None  # after the warm-up
@@ -53,15 +51,11 @@ class Trial:
 
 
 def compare(
-    variants: Sequence[Trial],
-    results: dict[tuple, list[dict]],
-    dropout: float,
-    peak_tokens_per_s: float = math.inf,
+    variants: Sequence[Trial], results: dict[tuple, list[dict]], dropout: float
 ) -> list[Trial]:
     """`variants` with their figures, from the results of their rounds by their switches.
 
-    `dropout` is the model's. `peak_tokens_per_s` is what the device would reach if it did nothing
-    but matmuls; inf: unknown.
+    `dropout` is the model's.
     """
     baseline = median_round(results.get((), []))
     # Two rounds may be alike by chance: noise is at least what is usual of all variants.
@@ -81,14 +75,12 @@ def compare(
         if baseline and baseline["skipped"] == median["skipped"]:
             loss_change = median["loss"] / baseline["loss"] - 1
             parity = abs(loss_change) <= tolerance(variant.on, median["precision"], dropout)
-        tokens_per_s = median["tokens"] / median["seconds"]
         trial = dataclasses.replace(
             variant,
             steps_per_s=median["steps"] / median["seconds"],
             spread=spread(rounds),
             noise=max(usual, spread(rounds)),
-            tokens_per_s=tokens_per_s,
-            mfu=tokens_per_s / peak_tokens_per_s or None,
+            tokens_per_s=median["tokens"] / median["seconds"],
             peak_memory_bytes=median["peak_memory_bytes"],
             warmup_s=max(r["warmup_s"] for r in rounds),
             recompilations=max(r["recompilations"] for r in rounds),
@@ -254,7 +246,6 @@ def trial_cells(rows: Sequence[Trial]) -> list[tuple[str, ...]]:
             times,
             f"{row.spread:.0%}",
             f"{row.tokens_per_s:,.0f}",
-            "" if row.mfu is None else f"{row.mfu:.0%}",
             format_gib(row.peak_memory_bytes),
             share,
             f"{row.warmup_s:.1f} s",

@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import itertools
 import math
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ from kit.base import hardware
 from kit.base.config import build
 from kit.base.errors import KitError
 from kit.base.files import cached_result, digest
-from kit.base.hardware import MATMUL_SHAPES, Hardware
+from kit.base.hardware import Hardware
 from kit.base.processes import run_in_process
 from kit.batches import batching
 from kit.model.gpt import SpeechGPT
@@ -33,7 +32,6 @@ from kit.training.config import FULL, Finetuning
 from kit.training.loop import train
 from kit.training.switches import LABELS
 from kit.training.trainer import Trainer
-from kit.tuning.cards import token_flop
 from kit.tuning.choose import LEFT_OUT, Trial, compare
 
 COSTS = ("ema", "ema_offload")  # no speed-ups: each has a row, none is chosen here
@@ -91,22 +89,16 @@ def variants(task: Task, config: TrialConfig) -> list[Trial]:
     offered = switches.switches(SpeedConfig(), task.hw, task.model)
     refused = dict.fromkeys(config.leave_out, LEFT_OUT)
     refused |= {s.name: s.reason for s in offered if not s.available}
-    listed = [Trial(kind="baseline", label="Baseline")]
-
-    def add(kind: str, name: str, on: tuple) -> None:
-        reason = refused.get(name, "")
-        listed.append(Trial(kind=kind, label=LABELS[name], on=on, reason=reason))
-
-    for name in (*LADDER, *SAVINGS):
-        add("alone", name, (name,))
+    listed = [("alone", (name,)) for name in (*LADDER, *SAVINGS)]
     ladder = tuple(name for name in LADDER if name not in refused)
-    rungs = [ladder[:count] for count in range(2, len(ladder) + 1)]
-    rungs += [(*ladder, name) for name in SAVINGS if ladder and name not in refused]
-    for on in rungs:
-        listed.append(Trial(kind="added", label=f"+ {LABELS[on[-1]]}", on=on))
-    for count, name in enumerate(COSTS, 1):
-        add("cost", name, COSTS[:count])
-    return listed
+    listed += [("added", ladder[:count]) for count in range(2, len(ladder) + 1)]
+    listed += [("added", (*ladder, name)) for name in SAVINGS if ladder and name not in refused]
+    listed += [("cost", COSTS[:count]) for count in (1, 2)]
+    trials = [Trial(kind="baseline", label="Baseline")]
+    for kind, on in listed:
+        label = f"+ {LABELS[on[-1]]}" if kind == "added" else LABELS[on[-1]]
+        trials.append(Trial(kind=kind, label=label, on=on, reason=refused.get(on[-1], "")))
+    return trials
 
 
 def some_rows(text: tuple[int, int], codes: tuple[int, int], count: int = 256) -> tuple:
@@ -256,20 +248,4 @@ def run_trials(
         measure = functools.partial(measure_variant, task, config, variant.on)
         earlier.append(cached_result(Path(folder) / f"{key}.json", key, measure))
     tick(len(jobs), len(jobs), "")
-    return compare(wanted, results, task.model.dropout, peak_tokens_per_s(task))
-
-
-@functools.cache
-def peak_flops(hw: Hardware, threads: int) -> float:
-    """Operations a second of the fastest precision's matmul, measured; inf if `hw` is not here."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    fastest_ms = min(hardware.matmul_ms(hw).values(), default=0.0)
-    torch.set_num_threads(before)
-    return 2e3 * math.prod(MATMUL_SHAPES[hw.device]) / fastest_ms if fastest_ms else math.inf
-
-
-def peak_tokens_per_s(task: Task) -> float:
-    """Tokens a second if the device did nothing but this model's matmuls."""
-    length = statistics.fmean(map(sum, task.rows))
-    return peak_flops(task.hw, task.threads) / token_flop(task.model, length)
+    return compare(wanted, results, task.model.dropout)

@@ -222,9 +222,7 @@ def trial_peak(work: Workload) -> dict:
     except (RuntimeError, MemoryError) as error:
         if not is_oom(error):
             raise
-    # Out of the handler the error frees what the step held. The run begins with an empty cache,
-    # as the trial did.
-    release_memory(work.hw.device)
+    release_memory(work.hw.device)  # out of the handler the error frees what the step held
     return peak
 
 

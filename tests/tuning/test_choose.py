@@ -51,12 +51,10 @@ FASTER = {"": ran(10.0), "sdpa": ran(8.0), "tf32": ran(9.9), "sdpa tf32": ran(7.
 FASTER |= {"gradient_checkpointing": ran(10.8, memory=60), " ".join(SWITCHES): ran(8.6, memory=50)}
 
 
-def test_the_median_round_counts_also_as_a_share_of_the_devices_matmuls():
+def test_the_median_round_counts():
     (row,) = compare([BASELINE], {(): ran(9.0, 30.0, 10.0)}, 0.0)
     assert row.steps_per_s == 2.0 and row.tokens_per_s == 400.0 and row.parity
-    assert row.spread == pytest.approx(2.1) and row.mfu is None, "the device is not here"
-    (row,) = compare([BASELINE], {(): ran(10.0)}, 0.0, peak_tokens_per_s=800.0)
-    assert row.mfu == 0.5 and "50%" in trial_cells([row])[1]
+    assert row.spread == pytest.approx(2.1)
 
 
 def test_a_switch_that_cannot_run_or_fails_is_a_row_with_its_reason():
