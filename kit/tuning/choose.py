@@ -188,12 +188,12 @@ def keep_or_replace(decisions: Sequence[Switch], preset: Trial, chosen: Trial) -
 
     Switches that help one after another may not help together, or not even run.
     """
-    if chosen.loss is None:
-        why = f"the chosen set did not run ({chosen.reason})"
-    elif chosen.on == preset.on or preset.loss is None or pays_off(preset, chosen):
+    runs = chosen.loss is not None
+    if runs and (chosen.on == preset.on or preset.loss is None or pays_off(preset, chosen)):
         return list(decisions)
-    else:
-        why = "together they do not pay off beside the preset's set"
+    why = "together they do not pay off beside the preset's set"
+    if not runs:
+        why = f"the chosen set did not run ({chosen.reason})"
     kept = []
     for each in decisions:
         on = each.name in preset.on

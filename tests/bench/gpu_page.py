@@ -34,7 +34,7 @@ def section(table: dict) -> str:
     """The section of one card, markers included."""
     machine = table["machine"]
     name = machine["name"]
-    words = re.sub(r"\{([\w.]+)\}", lambda match: str(machine[match[1]]), MACHINE)
+    words = re.sub(r"\{([\w.]+)\}", lambda match: str(machine.get(match[1])), MACHINE)
     words = f"{machine['memory_bytes'] / GIB:.0f} GiB, {words}"
     lines = [f"<!-- card: {name} -->", f"### {name}", "", words, ""]
     for part, rows in groupby(table["rows"], key=lambda row: row["part"]):

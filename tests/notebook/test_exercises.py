@@ -103,6 +103,7 @@ def test_02_learns_in_twelve_steps(loop):
     require_points("02", loop)
 
 
+@pytest.mark.long
 def test_02_changes_no_loss_by_a_switch_and_names_each_as_the_panel_does(loop, capsys):
     names, *figures = run_shown("02", "table", loop).grid
     assert len(figures) == 1 and len(figures[0]) == len(names)
