@@ -134,18 +134,17 @@ def labels(subject: Subject) -> Outcome:
         "codes": (batch.code_indices, batch.code_targets, subject.config.text_vocab),
     }
     wrong = 0
-    shown = {}
     for kind, (indices, targets, first_id) in kinds.items():
         row_of = indices // batch.tokens.shape[1]
+        inputs = following[indices] - first_id
         for row, example in enumerate(subject.examples):
-            wanted = torch.as_tensor(getattr(example, kind).astype(np.int64))
-            own = targets[row_of == row][: len(wanted)]
-            inputs = following[indices[row_of == row]][: len(wanted)] - first_id
-            wrong += len(wanted) - len(own)
-            wrong += int(((own != wanted[: len(own)]) | (own != inputs)).sum())
-            shown.setdefault(kind, own.tolist())
-    first = f"{subject.decode(shown['text'])!r}, codes {' '.join(map(str, shown['codes'][:6]))} ..."
-    figure = f"{wrong} wrong targets in {len(subject.examples)} rows. The first: {first}"
+            wanted = getattr(example, kind).tolist()
+            for given in (targets, inputs):
+                wrong += given[row_of == row].tolist()[: len(wanted)] != wanted
+    first = subject.examples[0]
+    codes = " ".join(map(str, first.codes[:6]))
+    figure = f"{wrong} wrong rows of {len(subject.examples)}. The first: "
+    figure += f"{subject.decode(first.text.tolist())!r}, codes {codes} ..."
     return figure, "none", not wrong
 
 
@@ -202,16 +201,12 @@ def _gradient(subject: Subject, batch: EffectiveBatch, **switches: bool) -> Tens
 def overfitting(subject: Subject) -> Outcome:
     """A few rows must be memorised."""
     trainer = subject.trainer(OVERFIT_STEPS, lr=5e-3, sdpa=True)
-    batches = itertools.repeat(subject.batch(OVERFIT_ROWS, OVERFIT_ROWS))
-    loss = math.inf
-    step = 0
-    for event in train(trainer, batches):
-        loss = event.loss
-        step = event.step
-        if loss < OVERFITTED:
+    for event in train(trainer, itertools.repeat(subject.batch(OVERFIT_ROWS, OVERFIT_ROWS))):
+        if event.loss < OVERFITTED:
             break
-    figure = f"{loss:.3f} nats for {OVERFIT_ROWS} rows after {step} steps"
-    return figure, f"below {OVERFITTED:g} within {OVERFIT_STEPS} steps", loss < OVERFITTED
+    figure = f"{event.loss:.3f} nats for {OVERFIT_ROWS} rows after {event.step} steps"
+    passed = event.loss < OVERFITTED
+    return figure, f"below {OVERFITTED:g} within {OVERFIT_STEPS} steps", passed
 
 
 def half_precision(subject: Subject) -> Outcome:
