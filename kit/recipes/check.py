@@ -92,9 +92,7 @@ def check_elsewhere(run: ActiveRun) -> Iterator[Result]:
     """Plan for the GPU that `run` is on. Raises KitError where the preset does not fit."""
     yield Result(line=describe_card(run))
     grid = planned_grid(run)
-    like = cards.like_card(run.hw)
-    speed = f" It is taken to be as fast as a {like}." if like not in ("", run.hw.name) else ""
-    yield Result(line=f"{text_grid(grid)}\n{ASSUMED}{speed}", grid=grid)
+    yield Result(line=f"{text_grid(grid)}\n{ASSUMED}", grid=grid)
     if grid[1][1] == "no":
         raise KitError(f"A step does not fit: {grid[1][2]}.", exit_code=3)
 

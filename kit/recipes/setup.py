@@ -12,7 +12,6 @@ from kit.base.config import build
 from kit.base.formatting import format_gib
 from kit.notebook.plots import bars, memory_bars
 from kit.notebook.result import Result
-from kit.recipes.base_model import too_few_hours
 from kit.recipes.open_run import ActiveRun, RunSource
 from kit.recipes.run_parts import workload
 from kit.settings import TimeBudget, TrainConfig
@@ -116,10 +115,6 @@ class Setup:
         return Result(line=f"{line} With recordings of your own, 02_train says how long it takes.")
 
     def summary(self) -> Result:
-        """What was written, and the next step; a warning if the run has too few recordings."""
         run = self.active
         next_step = f"01_data_prep, or python -m kit prepare --run {shlex.quote(run.name)}"
-        line = f"Written: {run.folder / 'report.json'}. Next: {next_step}"
-        hours = run.figure("data", "hours")
-        warning = too_few_hours(run, hours) if hours is not None else ""
-        return Result(line=f"{line}\n{warning}" if warning else line)
+        return Result(line=f"Written: {run.folder / 'report.json'}. Next: {next_step}")

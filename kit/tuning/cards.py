@@ -61,15 +61,6 @@ def short_name(text: str) -> str:
     return re.sub(r"nvidia|geforce|tesla|gi?b|[^a-z0-9]", "", text.lower())
 
 
-def like_card(hw: Hardware) -> str:
-    """The known card whose speed `hw` should have: itself, or the slowest of its capability; ""."""
-    cards = known_cards()
-    if hw.name in cards:
-        return hw.name
-    same = [name for name, card in cards.items() if tuple(card["capability"]) == hw.capability]
-    return min(same, key=lambda name: cards[name]["tflops"], default="")
-
-
 def step_flop(work: Workload, row_tokens: float) -> float:
     """Floating-point operations of an optimiser step of `work`, with rows of `row_tokens`.
 
@@ -87,10 +78,9 @@ def step_flop(work: Workload, row_tokens: float) -> float:
 
 def step_seconds(work: Workload, row_tokens: float) -> float | None:
     """Seconds that an optimiser step of `work` should take; None for an unknown GPU."""
-    name = like_card(work.hw)
-    if not name:
+    card = known_cards().get(work.hw.name)
+    if card is None:
         return None
-    card = known_cards()[name]
     passes = work.data.grad_accum
     compute_s = step_flop(work, row_tokens) / (USED_SHARE * card["tflops"] * 1e12)
     launch_s = passes * work.model.layers * LAYER_S

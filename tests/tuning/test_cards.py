@@ -8,7 +8,7 @@ from kit.base.config import build, load_preset
 from kit.base.errors import KitError
 from kit.settings import DataConfig, FinetuneConfig, GPTConfig, SpeedConfig, TrainConfig
 from kit.training.config import FULL, Base, Finetuning
-from kit.tuning.cards import find_card, known_cards, like_card, step_flop, step_seconds
+from kit.tuning.cards import find_card, known_cards, step_flop, step_seconds
 from kit.tuning.memory_plan import Workload
 from kit.tuning.preflight import make_fit, preflight
 
@@ -77,10 +77,9 @@ def test_adapters_compute_a_third_less_and_recomputing_a_third_more():
     assert split >= step_seconds(workload("T4", 8), 170), "more passes are never faster"
 
 
-def test_an_unknown_gpu_is_as_fast_as_the_slowest_of_its_kind_or_unknown():
-    assert like_card(find_card("10 GiB, 8.6")) == "RTX 3060"
-    assert all(like_card(find_card(name)) == name for name in known_cards())
+def test_the_seconds_of_an_unknown_gpu_are_unknown():
     assert step_seconds(workload("24 GiB, 12.0", 8), 170) is None
+    assert all(find_card(name).name == name for name in known_cards())
 
 
 def test_all_weights_of_xtts_v2_fit_a_t4_recomputed_unless_that_is_forbidden():
