@@ -293,16 +293,11 @@ class TrainingPlan:
         speed = dataclasses.replace(self.speed, compile=False)
         stream = self.data.stream(few_shapes=self.will_pad(speed))
         batches = stream.representative_batches(TRIAL_STEPS, self.config.max_steps)
-        run = self.active
         return in_process(
             estimate.time_steps,
-            self.model,
-            self.config,
-            speed,
-            run.hw,
-            self.finetuning,
+            self.workload(speed),
             batches,
-            int(run.threads.value),
+            int(self.active.threads.value),
             validation_batches(self.data.stream("held_out")),
             self.make_gate,
         )

@@ -17,15 +17,14 @@ import torch
 from kit.base.config import require_types
 from kit.base.errors import KitError
 from kit.base.formatting import clock
-from kit.base.hardware import Hardware
 from kit.model.gpt import SpeechGPT
 from kit.model.lora import merged
 from kit.model.sequence import EffectiveBatch
-from kit.settings import GPTConfig, SpeedConfig, TimeBudget, TrainConfig
-from kit.training.config import Finetuning
+from kit.settings import TimeBudget, TrainConfig
 from kit.training.loop import train
 from kit.training.run import validation_loss
 from kit.training.trainer import Trainer
+from kit.tuning.memory_plan import Workload
 
 RECENT = 1000  # newest rows that count
 # A corpus is validated every so many passes over it, or steps where those are more: after some six
@@ -58,11 +57,7 @@ def seconds_per_step(rows: list[dict], config: TrainConfig) -> float:
 
 
 def time_steps(
-    model: GPTConfig,
-    config: TrainConfig,
-    speed: SpeedConfig,
-    hw: Hardware,
-    finetuning: Finetuning,
+    work: Workload,
     batches: Sequence[EffectiveBatch],
     threads: int,
     validation: Sequence[EffectiveBatch] = (),
@@ -75,18 +70,20 @@ def time_steps(
     the run itself may begin with short sentences. Nothing is saved.
     """
     torch.set_num_threads(threads)
-    speed = dataclasses.replace(speed, compile=False)
+    config = work.train
+    speed = dataclasses.replace(work.speed, compile=False)
     # The run itself may be shorter, and nothing ends this early.
     count = 2 * len(batches)
     still = {"max_steps": max(count, config.max_steps), "early_stopping_patience": 0}
     still = dataclasses.replace(config.without_gate(), **still)
-    trainer = Trainer(SpeechGPT(model), still, speed, hw, finetuning.without_phases())
+    finetuning = work.finetuning.without_phases()
+    trainer = Trainer(SpeechGPT(work.model), still, speed, work.hw, finetuning)
     ends_s = [event.unix_s for event in itertools.islice(train(trainer, [*batches] * 2), count)]
     seconds = (ends_s[-1] - ends_s[len(batches) - 1]) / len(batches)
     trainer.model.eval()
     began_s = time.perf_counter()
     if validation and config.eval_steps:
-        how = (hw.device, trainer.applied.precision, trainer.micro_rows)
+        how = (work.hw.device, trainer.applied.precision, trainer.micro_rows)
         for _ in range(2 if trainer.ema else 1):
             validation_loss(trainer.model, validation, *how)
         seconds += (time.perf_counter() - began_s) / config.eval_steps
