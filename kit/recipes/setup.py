@@ -3,6 +3,7 @@
 Nothing is trained but a few steps of a throwaway model, to time one.
 """
 
+import itertools
 import shlex
 from collections.abc import Iterator
 
@@ -15,8 +16,8 @@ from kit.notebook.result import Result
 from kit.recipes.open_run import ActiveRun, RunSource
 from kit.recipes.run_parts import workload
 from kit.settings import TimeBudget, TrainConfig
-from kit.tuning.estimate import estimate_time
-from kit.tuning.measure import step_seconds
+from kit.tuning.estimate import estimate_time, time_steps
+from kit.tuning.measure import make_batches, preset_task, some_rows
 from kit.tuning.memory_plan import Workload, plan_memory
 from kit.tuning.preflight import change
 from kit.tuning.recommend import advice_table, recommend, use_advice
@@ -109,7 +110,11 @@ class Setup:
         source = RunSource(data="a person's" if self.own else "")
         budget = build(TimeBudget, source.section(run, "time_budget"))
         train = build(TrainConfig, source.section(run, "train"))
-        step_s = step_seconds(run.preset, run.hw, int(run.threads.value))
+        threads = int(run.threads.value)
+        model = self.workload.model
+        usual = some_rows((8, model.max_text // 6), (16, model.max_code // 6))
+        batches = make_batches(preset_task(run.preset, run.hw, threads, usual))
+        step_s = time_steps(self.workload, list(itertools.islice(batches, 3)), threads)
         slow = f"{run.threads.reason}; {run.precision.reason}"
         _, line = estimate_time(train, step_s, budget, slow)
         return Result(line=f"{line} With recordings of your own, 02_train says how long it takes.")

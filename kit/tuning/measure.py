@@ -66,20 +66,6 @@ def preset_task(preset: dict, hw: Hardware, threads: int, rows: tuple = ()) -> T
     return Task(model=model, train=train, data=data, rows=rows, hw=hw, threads=threads)
 
 
-def step_seconds(preset: dict, hw: Hardware, threads: int) -> float:
-    """Seconds of a training step of `preset` here, on rows of usual length: the mean of three.
-
-    In this process, with the preset's switches but those that begin slowly.
-    """
-    model = build(GPTConfig, preset["model"])
-    usual = some_rows((8, model.max_text // 6), (16, model.max_code // 6))
-    slow = ("compile", "cuda_graphs")
-    on = [name for name, value in preset["speed"].items() if value is True and name not in slow]
-    task = preset_task(preset, hw, threads, usual)
-    figures = run_variant(task, TrialConfig(steps=3, warmup_steps=3), on)
-    return figures["seconds"] / figures["steps"]
-
-
 def variants(task: Task, config: TrialConfig) -> list[Trial]:
     """The baseline, each switch alone, and each for speed beside those before it.
 

@@ -9,7 +9,6 @@ import sys
 
 import numpy as np
 import pytest
-import torch
 from helpers import CPU, DATA, GPT, TRAIN
 
 from kit.base.config import CONFIGS, load_preset
@@ -142,11 +141,3 @@ import torch._dynamo, kit.tuning.measure
 def test_what_the_server_imports_leaves_the_gpu_alone():
     done = subprocess.run([sys.executable, "-c", WATCH], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
-
-
-def test_a_step_of_a_preset_is_timed_in_a_moment():
-    before = torch.get_num_threads()
-    try:
-        assert 0 < measure.step_seconds(load_preset("tiny"), CPU, 1) < 60
-    finally:
-        torch.set_num_threads(before)
