@@ -24,7 +24,6 @@ from kit.tuning.checks import Check, table
 from kit.tuning.verify import (
     PROOFS,
     ROUNDING,
-    Example,
     Outcome,
     Subject,
     code_logits,
@@ -77,13 +76,12 @@ def subject_of(run: ActiveRun, data: TrainingData) -> Subject:
     stream = small.stream()
     rows = data.cache.sample_of_split("train")
     order = rows[np.argsort(data.cache.lengths(rows), kind="stable")][:EXAMPLES]
-    examples = []
-    for row in order.tolist():
-        (text,), (codes,), reference, _ = stream.part([row], [row], 1)
-        examples.append(Example(text=text, codes=codes, reference=reference[0]))
+    texts, codes, references, _ = stream.part(order.tolist(), order.tolist(), 1)
     return Subject(
         config=small.model,
-        examples=examples,
+        texts=texts,
+        codes=codes,
+        references=references,
         stream=lambda position: iter(small.stream(position=position)),
         hw=run.hw,
         precision=run.precision.value,
@@ -95,8 +93,8 @@ def decoding(subject: Subject) -> Outcome:
     """What the decoder with KV cache predicts must be what the trained model computes."""
     # In inference a text always ends with STOP, and nothing is dropped.
     config = dataclasses.replace(subject.config, text_stop_input=True, dropout=0.1)
-    short = [dataclasses.replace(row, codes=row.codes[:DECODED_CODES]) for row in subject.examples]
-    subject = dataclasses.replace(subject, config=config, examples=short)
+    short = [codes[:DECODED_CODES] for codes in subject.codes]
+    subject = dataclasses.replace(subject, config=config, codes=short)
     model = subject.trainer(1).model.eval()
     formats = dict.fromkeys(("fp32", subject.precision, "int8"))
     errors = {name: decoding_error(model, subject, name) for name in formats}
@@ -113,15 +111,15 @@ def decoding_error(model: SpeechGPT, subject: Subject, weights: str) -> float:
     # START is never sampled: the decoder may give it no probability.
     sampled = torch.arange(model.config.code_vocab) != model.config.start_code
     errors = []
-    for count in (1, len(subject.examples)):
+    for count in (1, len(subject.codes)):
         batch = subject.batch(count, count).micro[0].to(subject.hw.device)
         logits = code_logits(model, batch).flatten(0, 1)[batch.code_indices].cpu()
-        examples = subject.examples[:count]
-        counts = [len(row.codes) + model.config.stop_targets for row in examples]
-        rows = [(row.text.tolist(), row.codes.tolist(), row.reference) for row in examples]
+        codes = [row.tolist() for row in subject.codes[:count]]
+        counts = [len(row) + model.config.stop_targets for row in codes]
+        rows = list(zip([row.tolist() for row in subject.texts], codes, subject.references))
         stepped = batch_logits(decoder, rows).cpu()
         for row, wanted in enumerate(logits.split(counts)):
-            last = len(examples[row].codes) + 1  # the first STOP's
+            last = len(codes[row]) + 1  # the first STOP's
             wanted = wanted[:last, sampled].log_softmax(-1)
             got = stepped[:last, row, sampled].log_softmax(-1)
             kl = F.kl_div(got, wanted, log_target=True, reduction="none").sum(-1)
