@@ -3,17 +3,16 @@
 import dataclasses
 import gzip
 import json
-import os
 import re
 import subprocess
 import sys
 import threading
 import time
 
+import psutil
 import pytest
 import torch
 from helpers import CPU, GPT, TRAIN, random_batches, tiny_model, until
-from paths import python_path
 
 from kit.settings import SpeedConfig
 from kit.training.loop import train
@@ -23,11 +22,24 @@ from kit.tuning.monitor import ACTIVE, STATUS, WAIT, WARMUP, Monitor, Processes,
 MIB = 2**20
 
 
-def test_memory_of_all_processes_is_sampled():
-    """In a process of its own: where others ran, their workers still end."""
-    run = "import test_monitor; test_monitor.a_child_ends()"
-    paths = {"PYTHONPATH": python_path(__file__)}
-    subprocess.run([sys.executable, "-c", run], env=os.environ | paths, timeout=120, check=True)
+CHILD = "block = bytearray(100 * 2**20); print(1, flush=True); input()"
+PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]]); "
+PARENT += "print(2, flush=True); input()"
+
+
+def test_memory_of_a_process_and_its_children_is_sampled_until_they_end():
+    command = [sys.executable, "-c", PARENT, CHILD]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
+    with subprocess.Popen(command, **pipes) as parent:
+        parent.stdout.readline()
+        probe = Processes(threads=2)
+        probe.own = psutil.Process(parent.pid)
+        both_bytes = probe.read().memory_bytes
+        parent.stdin.write("\n")
+        parent.stdout.readline()
+        alone_bytes = probe.read().memory_bytes
+        parent.communicate("\n")
+    assert 0 < alone_bytes < both_bytes - 100 * MIB
 
 
 def test_load_is_the_share_of_the_threads_that_was_busy():
@@ -39,19 +51,6 @@ def test_load_is_the_share_of_the_threads_that_was_busy():
     assert 0.05 < probe.read().load < 0.75  # one of two threads at most, others may hold it up
     time.sleep(0.3)
     assert probe.read().load < 0.2
-
-
-def a_child_ends():
-    code = "block = bytearray(100 * 2**20); print(1, flush=True); input()"
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    before = Processes(threads=2).read().memory_bytes
-    with subprocess.Popen([sys.executable, "-c", code], **pipes) as child:
-        child.stdout.readline()
-        probe = Processes(threads=2)
-        both = probe.read().memory_bytes
-        child.communicate(b"\n")
-    assert both > before + 100 * MIB
-    assert probe.read().memory_bytes < both - 100 * MIB
 
 
 def test_an_error_in_the_thread_ends_sampling_and_is_stated(monkeypatch):
