@@ -20,7 +20,7 @@ from gpu_setting import Setting  # noqa: E402
 pytestmark = pytest.mark.long
 
 SETTING = Setting(hw=CPU, steps=3, codes=4)
-EXACT = ("parity", "recovery", "resume", "variants", "codec", "recogniser")  # on any device
+EXACT = ("parity", "recovery", "resume", "variants")  # on any device
 KEYS = {"row", "value", "unit", "peer", "peer_value", "ratio"}
 MACHINE = {"name": "a card", "gpu": True, "commit": "abc", "date": "2026-01-01T00:00:00"}
 
@@ -60,12 +60,12 @@ def needs(setting):
 def test_a_part_that_fails_keeps_its_rows_and_says_why(monkeypatch, tmp_path):
     (tmp_path / "breaking.py").write_text(BREAKING)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(check_gpu.PARTS, "codec", "breaking:rows")
-    first, last = check_gpu.part_rows("codec", SETTING)
+    monkeypatch.setitem(check_gpu.PARTS, "memory", "breaking:rows")
+    first, last = check_gpu.part_rows("memory", SETTING)
     assert first["row"] == "first" and last["status"] == "failed"
     assert last["note"] == "RuntimeError: CUDA error: device-side assert triggered"
-    monkeypatch.setitem(check_gpu.PARTS, "codec", "breaking:needs")
-    (row,) = check_gpu.part_rows("codec", SETTING)
+    monkeypatch.setitem(check_gpu.PARTS, "memory", "breaking:needs")
+    (row,) = check_gpu.part_rows("memory", SETTING)
     assert row["status"] == "failed" and "no_such_package" in row["note"]
 
 
@@ -87,12 +87,12 @@ def test_a_part_without_end_is_stopped_and_the_others_keep_their_rows(tmp_path, 
     monkeypatch.setattr(check_gpu, "__file__", str(child))
     measured = check_gpu.Table(tmp_path / "bench" / "gpu.json", MACHINE)
     started_s = time.monotonic()
-    for part in ("codec", "machine"):
+    for part in ("memory", "machine"):
         check_gpu.measure(part, 2, measured)
     assert time.monotonic() - started_s < 50
-    codec, machine = measured.rows["codec"], measured.rows["machine"]
-    assert [row["row"] for row in codec] == ["measured before", "codec"]
-    assert codec[1]["status"] == "failed" and "2 s" in codec[1]["note"]
+    memory, machine = measured.rows["memory"], measured.rows["machine"]
+    assert [row["row"] for row in memory] == ["measured before", "memory"]
+    assert memory[1]["status"] == "failed" and "2 s" in memory[1]["note"]
     assert "code 3" in machine[1]["note"]
     written = json.loads(measured.path.read_text())
     assert written["machine"] == MACHINE and len(written["rows"]) == 4

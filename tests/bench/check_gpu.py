@@ -59,8 +59,6 @@ PARTS = {
     "attention": "gpu_checks:attention_rows",
     "parity": "gpu_checks:parity_rows",
     "recovery": "gpu_checks:recovery_rows",
-    "codec": "gpu_checks:codec_rows",
-    "recogniser": "gpu_checks:recognizer_rows",
     "tests": "gpu_checks:test_rows",
 }
 # Seconds for each part. A GPU that is lent for minutes runs `decide`, then `confirm`: within 275 s
@@ -82,8 +80,6 @@ COMMANDS = {
         "attention": 35,
         "parity": 60,
         "recovery": 30,
-        "codec": 30,
-        "recogniser": 30,
         "tests": 90,
     },
 }

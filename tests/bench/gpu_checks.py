@@ -1,4 +1,4 @@
-"""Parts of the GPU check that compare: kernels, numbers, memory, recovery, resuming, sound.
+"""Parts of the GPU check that compare: kernels, numbers, memory, recovery, resuming.
 
 Each is a generator of rows, so that what was measured before a failure is kept.
 """
@@ -32,8 +32,6 @@ from gpu_setting import (
 from rows import result
 from torch.profiler import ProfilerActivity, profile
 
-from kit.audio.mel_codec import MelCodec
-from kit.audio.recognizer import Recognizer, train_recognizer
 from kit.base import compiler
 from kit.base.config import build, load_preset
 from kit.base.hardware import (
@@ -49,8 +47,6 @@ from kit.notebook.plots import GIB
 from kit.settings import (
     DataConfig,
     GPTConfig,
-    MelCodecConfig,
-    RecognizerConfig,
     SpeedConfig,
     TrainConfig,
 )
@@ -350,59 +346,6 @@ def variant_rows(setting: Setting) -> Iterator[dict]:
         difference = relative_difference(losses, expected)
         more = {"ran": state.applied.names}
         yield limit_row(f"{name}: difference of the losses", difference, "share", limit, **more)
-
-
-# --- codec, recogniser ----------------------------------------------------------------------
-
-
-def codec_rows(setting: Setting) -> Iterator[dict]:
-    """The codec trains on the device, lands on the CPU, and gives there what it gives here."""
-    device = setting.hw.device
-    config = MelCodecConfig(width=32, blocks=2, steps=12, batch=4, griffin_lim_iters=8)
-    torch.manual_seed(0)
-    waves = [wave(seconds_long) for seconds_long in (0.8, 1.0, 1.3)]
-    for precision in ("fp32", setting.precision):
-        codec = MelCodec(config)
-        losses = [loss for _, loss in codec.fit(waves, device, precision)]
-        row = f"codec, {precision}: loss of 12 steps"
-        yield falling(row, losses, {p.device.type for p in codec.parameters()})
-    mine, here = codec.encode(waves[0][None]), codec.to(device)
-    theirs = here.encode(waves[0][None].to(device)).cpu()
-    yield limit_row(
-        "codec: codes unlike the CPU's", float((theirs != mine).float().mean()), "share", 0.05
-    )
-
-
-def wave(length_s: float) -> torch.Tensor:
-    """Something like a voice, (L,)."""
-    t = torch.arange(int(22050 * length_s)) / 22050
-    tone = sum(torch.sin(2 * math.pi * 140 * k * t) / k for k in range(1, 8))
-    return 0.2 * tone * (1 + torch.sin(2 * math.pi * 3 * t)) + 0.01 * torch.randn(len(t))
-
-
-def falling(row: str, losses: list[float], devices: set[str]) -> dict:
-    """A loss that fell, of a module whose weights are on the CPU again."""
-    well = math.isfinite(sum(losses)) and losses[-1] < losses[0] and devices == {"cpu"}
-    more = {"status": "ok" if well else "off", "weights_on": sorted(devices)}
-    return result(row, losses[-1], "loss", "first", losses[0], losses[0] / losses[-1], **more)
-
-
-def recognizer_rows(setting: Setting) -> Iterator[dict]:
-    """The recogniser trains on the device and gives the same transcripts on the CPU."""
-    torch.manual_seed(0)
-    config = RecognizerConfig(width=32, blocks=2, steps=12, batch=4)
-    mels = [torch.randn(80, 60 + 4 * i) - 5 for i in range(8)]
-    texts = ["ab", "ba", "aab", "abb", "bab", "bba", "aba", "bb"]
-    for precision in ("fp32", setting.precision):
-        model = Recognizer(config, "ab")
-        training = train_recognizer(model, mels, texts, setting.hw.device, precision)
-        losses = [loss for _, loss in training]
-        row = f"recogniser, {precision}: loss of 12 steps"
-        yield falling(row, losses, {p.device.type for p in model.parameters()})
-    mine = model.log_probs(mels[:2])
-    theirs = model.to(setting.hw.device).log_probs(mels[:2])
-    off = max(float((a - b).abs().max()) for a, b in zip(theirs, mine))
-    yield limit_row("recogniser: difference from the CPU's", off, "nats", 0.02)
 
 
 def test_rows(setting: Setting) -> Iterator[dict]:
