@@ -20,7 +20,7 @@ from gpu_setting import Setting  # noqa: E402
 pytestmark = pytest.mark.long
 
 SETTING = Setting(hw=CPU, steps=3, codes=4)
-EXACT = ("parity", "recovery", "resume", "variants", "codec", "recogniser")  # on any device
+EXACT = ("parity", "recovery", "resume", "variants")  # on any device
 KEYS = {"row", "value", "unit", "peer", "peer_value", "ratio"}
 MACHINE = {"name": "a card", "gpu": True, "commit": "abc", "date": "2026-01-01T00:00:00"}
 
@@ -60,12 +60,12 @@ def needs(setting):
 def test_a_part_that_fails_keeps_its_rows_and_says_why(monkeypatch, tmp_path):
     (tmp_path / "breaking.py").write_text(BREAKING)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(check_gpu.PARTS, "codec", "breaking:rows")
-    first, last = check_gpu.part_rows("codec", SETTING)
+    monkeypatch.setitem(check_gpu.PARTS, "memory", "breaking:rows")
+    first, last = check_gpu.part_rows("memory", SETTING)
     assert first["row"] == "first" and last["status"] == "failed"
     assert last["note"] == "RuntimeError: CUDA error: device-side assert triggered"
-    monkeypatch.setitem(check_gpu.PARTS, "codec", "breaking:needs")
-    (row,) = check_gpu.part_rows("codec", SETTING)
+    monkeypatch.setitem(check_gpu.PARTS, "memory", "breaking:needs")
+    (row,) = check_gpu.part_rows("memory", SETTING)
     assert row["status"] == "failed" and "no_such_package" in row["note"]
 
 
@@ -74,7 +74,7 @@ import json, subprocess, sys, time
 path = sys.argv[sys.argv.index("--rows") + 1]
 part = sys.argv[sys.argv.index("--part") + 1]
 open(path, "w").write(json.dumps([{"row": "measured before", "part": part}]))
-if part == "monitor":
+if part == "machine":
     sys.exit(3)
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
 time.sleep(60)
@@ -87,13 +87,13 @@ def test_a_part_without_end_is_stopped_and_the_others_keep_their_rows(tmp_path, 
     monkeypatch.setattr(check_gpu, "__file__", str(child))
     measured = check_gpu.Table(tmp_path / "bench" / "gpu.json", MACHINE)
     started_s = time.monotonic()
-    for part in ("codec", "monitor"):
+    for part in ("memory", "machine"):
         check_gpu.measure(part, 2, measured)
     assert time.monotonic() - started_s < 50
-    codec, monitor = measured.rows["codec"], measured.rows["monitor"]
-    assert [row["row"] for row in codec] == ["measured before", "codec"]
-    assert codec[1]["status"] == "failed" and "2 s" in codec[1]["note"]
-    assert "code 3" in monitor[1]["note"]
+    memory, machine = measured.rows["memory"], measured.rows["machine"]
+    assert [row["row"] for row in memory] == ["measured before", "memory"]
+    assert memory[1]["status"] == "failed" and "2 s" in memory[1]["note"]
+    assert "code 3" in machine[1]["note"]
     written = json.loads(measured.path.read_text())
     assert written["machine"] == MACHINE and len(written["rows"]) == 4
     assert {row["commit"] for row in written["rows"]} == {"abc"}
@@ -101,9 +101,9 @@ def test_a_part_without_end_is_stopped_and_the_others_keep_their_rows(tmp_path, 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: its table is real")
 def test_without_a_gpu_it_says_so_and_leaves_the_real_table_alone(tmp_path):
-    command = [sys.executable, BENCH / "check_gpu.py", "--only", "monitor"]
+    command = [sys.executable, BENCH / "check_gpu.py", "--only", "machine"]
     command += ["--folder", tmp_path]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "sees no GPU" in ended.stdout and not (tmp_path / "gpu.json").exists()
     written = json.loads((tmp_path / "gpu-pretended.json").read_text())
-    assert not written["machine"]["gpu"] and {row["part"] for row in written["rows"]} == {"monitor"}
+    assert not written["machine"]["gpu"] and {row["part"] for row in written["rows"]} == {"machine"}

@@ -17,12 +17,10 @@ import test_presets
 import torch
 from helpers import code_index, world
 
-from kit.base.errors import KitError
 from kit.base.hardware import Hardware, choose_precision
 from kit.base.run import find_run
 from kit.notebook.result import Result
 from kit.recipes.benchmark import Benchmark
-from kit.recipes.panel import PanelSettings
 from kit.recipes.setup import Setup
 from kit.recipes.start import start
 from kit.recipes.train import Training
@@ -162,31 +160,3 @@ def test_05_judges_what_the_card_has(card, monkeypatch):
     assert chosen["compile"] and chosen["tf32"] == tf32 and chosen["pinned_memory"]
     assert titles(found) == ["Speed", "Peak memory"]
     assert [reported for reported in CPUS if reported in words(found)] == []
-
-
-@pytest.mark.long
-def test_05_of_a_card_on_which_nothing_runs_leaves_the_presets_switches(monkeypatch):
-    """No file says that every switch was measured and does not pay."""
-    monkeypatch.setenv("KIT_RUN", "nothing-runs")
-    error = {"error": "RuntimeError: no kernel image is available for execution on the device"}
-    monkeypatch.setattr("kit.tuning.measure.measure_variant", lambda *_: error)
-    with pytest.raises(KitError, match=r"None of the .* variants ran.*no kernel image.*bench/"):
-        list(Benchmark(start()).run())
-    assert not find_run().path("speed.yaml").exists()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("card", ["T4"], indirect=True)
-@pytest.mark.parametrize("forbidden", [False, True])
-def test_02_recomputes_what_a_t4_cannot_hold_unless_that_is_forbidden(card, forbidden):
-    sizes = {"layers": 30, "width": 1152, "heads": 18}
-    speed = {"gradient_checkpointing": False} if forbidden else {}
-    start(settings={"model": sizes, "speed": speed})
-    started_run(card)
-    training = Training(start())
-    fit = str(training.fits())
-    assert fit.startswith("It does not fit.") and "It fits." in fit
-    on = training.switches().figures["Gradient checkpointing"].startswith("on")
-    assert on is not forbidden
-    assert training.speed.gradient_checkpointing is on
-    assert PanelSettings(training).values()["gradient_checkpointing"] is on, "as the panel shows it"

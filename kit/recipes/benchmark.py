@@ -6,10 +6,9 @@ run that has codes the rows are as long as its recordings.
 """
 
 import dataclasses
-import math
 from collections.abc import Iterator
 
-from kit.base.config import ROOT, build, merge
+from kit.base.config import build, merge
 from kit.base.formatting import format_gib
 from kit.base.hardware import versions
 from kit.base.run import load_use
@@ -17,37 +16,28 @@ from kit.batches.code_cache import CodeCache
 from kit.notebook.plots import GIB, bars
 from kit.notebook.progress import Ticker
 from kit.notebook.result import Result
-from kit.recipes.open_run import ActiveRun, section_for_run
+from kit.recipes.open_run import ActiveRun
 from kit.recipes.run_parts import finetuning_of, workload
-from kit.settings import SpeedConfig, TrainConfig, TrialConfig
+from kit.settings import SpeedConfig, TrialConfig
 from kit.training.switches import Switch
 from kit.tuning import choose
 from kit.tuning.choose import Trial
-from kit.tuning.estimate import resolve_steps
 from kit.tuning.measure import Task, preset_task, run_trials, variants
-from kit.tuning.memory_plan import count_parameters
 from kit.tuning.preflight import divisors, limit_memory
 
 START_S = 3.0  # to start a trial's process and draw its weights
-COMPILE_S = 30.0
-DEVICES = ROOT / "docs" / "devices" / "README.md"  # a table of what others measured
 
 
 class Benchmark:
-    """Measures the switches of a training step, then micro-batches; `run()` is every step.
-
-    `goal` "memory" also keeps switches that save a tenth of the memory at a small cost.
-    """
+    """Measures the switches of a training step, then micro-batches; `run()` is every step."""
 
     def __init__(
         self,
         run: ActiveRun,
         steps: int = 0,  # optimiser steps timed in a round (the preset's)
         rounds: int = 0,  # interleaved, two at least; their median counts (the preset's)
-        goal: str = "speed",  # speed, or memory (speed)
     ):
         self.active = run
-        self.goal = goal
         asked = {"steps": steps, "rounds": rounds}
         given = {name: number for name, number in asked.items() if number}
         self.config = build(TrialConfig, run.section("trials"), **given)
@@ -56,8 +46,6 @@ class Benchmark:
         run.record(bench={"threads": threads})
         # Synthetic rows, as long as those of the run if 01 has run: only lengths matter for speed.
         rows = ()
-        config = build(TrainConfig, section_for_run(run, "train"))
-        self.run_steps = config.max_steps  # of a whole training
         if run.figure("data", "codes"):
             cache = CodeCache(run.index())
             sample = cache.sample_of_split("train")
@@ -65,57 +53,31 @@ class Benchmark:
             rows = tuple(zip(texts, cache.lengths(sample, "codes").tolist()))
         task = preset_task(run.preset, run.hw, threads, rows)
         self.task = dataclasses.replace(task, finetuning=finetuning_of(run))
-        if rows:
-            batches = len(cache.rows_in_split("train")) / task.data.effective_batch
-            self.run_steps = resolve_steps(config, math.ceil(batches)).max_steps
         self.variants = variants(self.task, self.config)
-        self.measured: list[Trial] = []
+        self.measured: list[Trial] = []  # the variants; once chosen, the preset's and that set
+        self.resized: list[Trial] = []  # the chosen set in the micro-batch that was found
         self.decisions: list[Switch] = []
         self.micro_batch = self.task.data.micro_batch
 
     def run(self) -> Iterator[Result]:
-        steps = (self.about, self.measure, self.choose, self.find_micro_batch, self.speed)
-        for step in (*steps, self.memory, self.table, self.write, self.summary):
+        measuring = (self.about, self.measure, self.choose, self.find_micro_batch)
+        for step in (*measuring, self.speed, self.table, self.write, self.summary):
             yield step()
 
-    def known(self) -> Result:
-        """What was measured before: in this run, else on the devices that docs/devices lists."""
-        name = self.active.hw.name
-        folder = self.active.folder / "bench"
-        self.measured = run_trials(self.task, self.config, folder, self.variants, measures=False)
-        if len(self.ran) > 1:
-            chosen = self.active.figure("bench", "preset") or {}
-            line = f"Measured before in this run, on the {name}. Chosen: "
-            line += ", ".join(chosen.get("chosen", ())) or "nothing yet"
-            return dataclasses.replace(self.table(), line=line, pictures=self.speed().pictures)
-        line = f"Not measured in this run yet: the {name}."
-        head, *rows = devices_like(name)
-        if not rows:
-            return Result(line=line)
-        times = [float(row[head.index("faster")].removesuffix("x")) for row in rows]
-        names = [row[0] for row in rows]
-        picture = bars(names, times, "times as fast as without switches", "Measured elsewhere")
-        line += f" Measured elsewhere: {'; '.join(names)}."
-        return Result(line=line, pictures=[picture], grid=[head, *rows])
-
     def about(self) -> Result:
-        """Measure the baseline once, and show the minutes that everything takes."""
-        task = self.task
-        (first,) = self._trials(task, self.variants[:1], "baseline", rounds=1)
+        """Measure the baseline once, and say how many minutes everything takes."""
+        (first,) = self._trials(self.task, self.variants[:1], "baseline", rounds=1)
         trial_s = START_S
         if first.loss is not None:
             trial_s += first.warmup_s + self.config.steps / first.steps_per_s
-        sets = [variant.on for variant in self.variants if not variant.reason]
-        compiled = sum("compile" in on for on in sets)
-        runs = len(sets) + sum(bool(sizes) for sizes in self._other_sizes())
-        all_s = self.config.rounds * (trial_s * runs + COMPILE_S * compiled)
-        figures = {"parameters": f"{count_parameters(task.model):,}"}
-        figures |= {"micro-batch": task.data.micro_batch, "rows": len(task.rows)}
-        figures |= {"steps": self.config.steps, "rounds": self.config.rounds}
+        runs = sum(not variant.reason for variant in self.variants)
+        runs += sum(bool(sizes) for sizes in self._other_sizes())
+        all_s = self.config.rounds * trial_s * runs
         hw = self.active.hw
-        line = f"{hw.device}: {hw.name}, threads: {task.threads}. Measuring takes about "
-        line += f"{max(1, round(all_s / 60))} min, less what was measured before."
-        return Result(line=line, figures=figures)
+        line = f"{hw.device}: {hw.name}, threads: {self.task.threads}. {runs} variants, "
+        line += f"{self.config.rounds} rounds of {self.config.steps} steps, take about "
+        line += f"{max(1, round(all_s / 60))} min without compiling, less what was measured before."
+        return Result(line=line)
 
     def measure(self) -> Result:
         """Train every variant that was not measured before.
@@ -127,7 +89,7 @@ class Benchmark:
 
     @property
     def ran(self) -> list[Trial]:
-        return [row for row in self.measured if row.loss is not None]
+        return [row for row in (*self.measured, *self.resized) if row.loss is not None]
 
     def choose(self) -> Result:
         """Keep each switch that pays off, and measure the chosen set beside the preset's.
@@ -135,7 +97,7 @@ class Benchmark:
         Where the rounds differ more than the switch does, the preset's choice stays.
         """
         preset = build(SpeedConfig, self.active.section("speed"))
-        decisions = choose.choose_switches(self.measured, preset, self.goal)
+        decisions = choose.choose_switches(self.measured, preset)
         alone = [
             v for v in self.variants if v.kind == "alone" and v.reason in ("", choose.LEFT_OUT)
         ]
@@ -146,14 +108,14 @@ class Benchmark:
         ]
         self.measured = self._trials(self.task, [*self.variants, *sets], "chosen set")
         own, together = self.measured[-2:]
-        self.decisions = choose.keep_or_replace(decisions, own, together, self.goal)
+        self.decisions = choose.keep_or_replace(decisions, own, together)
         on = tuple(d.name for d in self.decisions if d.on)
         if on != together.on:
             self.measured[-1] = dataclasses.replace(own, label=together.label)
         lines = [f"{'keep' if d.on else 'drop':5} {d.label}: {d.reason}" for d in self.decisions]
         return Result(line="\n".join(lines))
 
-    def _trials(self, task: Task, wanted: list, label: str, rounds: int = 0) -> list:
+    def _trials(self, task: Task, wanted: list, label: str, rounds: int = 0) -> list[Trial]:
         folder = self.active.folder / "bench"
         return run_trials(task, self.config, folder, wanted, Ticker(label), rounds)
 
@@ -164,7 +126,7 @@ class Benchmark:
         at the longest rows is not tried.
         """
         self.micro_batch = self.task.data.micro_batch
-        self.measured = self.measured[: len(self.variants) + 2]  # without an earlier answer
+        self.resized = []
         first = self.measured[-1]
         larger, smaller = self._other_sizes()
         if first.loss is None or not (larger or smaller):
@@ -175,19 +137,16 @@ class Benchmark:
             for size in sizes:
                 trial = self._with_micro_batch(size)
                 rows.append(trial)
-                pays = trial.loss is not None and choose.pays_off(best, trial, self.goal)
-                if not pays or choose.changes(first, trial)[0] < -choose.MOST_LOSS:
+                if not choose.pays_off(best, trial):
                     break
                 best = trial
                 self.micro_batch = size
             if best is not first:
+                self.resized = [dataclasses.replace(best, label=f"{first.label}, {best.label}")]
                 break  # where larger ones pay, smaller ones do not
-        if best is not first:
-            label = f"{first.label}, {best.label}"
-            self.measured.append(dataclasses.replace(best, label=label))
         line = f"Micro-batch: {self.micro_batch} of an effective batch of "
         line += f"{self.task.data.effective_batch}"
-        return Result(line=line, grid=choose.trial_cells(rows, self.run_steps))
+        return Result(line=line, grid=choose.trial_cells(rows))
 
     def _other_sizes(self) -> tuple[list[int], list[int]]:
         """Larger micro-batches in rising order, and smaller ones in falling order."""
@@ -213,31 +172,25 @@ class Benchmark:
         return trial
 
     def speed(self) -> Result:
-        """Tokens a second, from the baseline at the top to the chosen set at the bottom.
+        """Tokens a second and peak memory, from the baseline down to the chosen set.
 
         Their rounds differ by as much as the lines at the bars' ends are long.
         """
         names = [row.label for row in self.ran]
         tokens_per_s = [row.tokens_per_s for row in self.ran]
         errors = [row.spread / 2 * row.tokens_per_s for row in self.ran]
+        sizes_gib = [row.peak_memory_bytes / GIB for row in self.ran]
         first, last = self.ran[0], self.ran[-1]
         times = last.steps_per_s / first.steps_per_s
         line = f"{last.label}: {times:.2f}x as fast as {first.label}, "
-        line += f"{last.tokens_per_s:,.0f} tokens/s"
-        if last.mfu is not None:
-            line += f", {last.mfu:.0%} of the matmuls that this device could do (MFU)"
-        picture = bars(names, tokens_per_s, "tokens/s", "Speed", errors)
-        return Result(line=f"{line}.", pictures=[picture])
-
-    def memory(self) -> Result:
-        names = [row.label for row in self.ran]
-        sizes = [row.peak_memory_bytes / GIB for row in self.ran]
-        picture = bars(names, sizes, "GiB", "Peak memory")
-        return Result(line=f"{names[-1]}: {sizes[-1]:.2f} GiB at most", pictures=[picture])
+        line += f"{last.tokens_per_s:,.0f} tokens/s, {sizes_gib[-1]:.2f} GiB at most."
+        speed = bars(names, tokens_per_s, "tokens/s", "Speed", errors)
+        memory = bars(names, sizes_gib, "GiB", "Peak memory")
+        return Result(line=line, pictures=[speed, memory])
 
     def table(self) -> Result:
-        grid = choose.trial_cells(self.measured, self.run_steps)
-        return Result(line=f"{len(self.measured)} variants", grid=grid)
+        rows = [*self.measured, *self.resized]
+        return Result(line=f"{len(rows)} variants", grid=choose.trial_cells(rows))
 
     def write(self) -> Result:
         """Write the chosen set to the run's folder as a preset, with the reasons as comments."""
@@ -250,10 +203,9 @@ class Benchmark:
         choose.write_choice(self.decisions, path, measured_on, sections)
         figures = {
             "chosen": [decision.name for decision in self.decisions if decision.on],
-            "goal": self.goal,
             "device": run.hw.name,
             "micro_batch": self.micro_batch,
-            "variants": choose.trial_figures(self.measured[: len(self.variants) + 2]),
+            "variants": choose.trial_figures(self.measured),
         }
         run.record(bench={"preset": figures})
         return Result(line=path.read_text(encoding="utf-8").strip())
@@ -265,15 +217,3 @@ class Benchmark:
             "Next: 02_train, which takes the switches and the micro-batch of speed.yaml. As PRESET "
             "of a new run, or --preset, that file is a preset."
         )
-
-
-def devices_like(name: str) -> list[tuple[str, ...]]:
-    """The table of devices, its headings first, then those whose names are most like `name`."""
-    if not DEVICES.is_file():  # an installed package has no docs
-        return [()]
-    lines = DEVICES.read_text(encoding="utf-8").splitlines()
-    cells = [line.strip("|").split("|") for line in lines if line.startswith("|")]
-    head, _, *rows = [tuple(cell.strip() for cell in row) for row in cells]
-    words = set(name.replace(",", "").split())
-    rows.sort(key=lambda row: len(words & set(row[0].replace(",", "").split())), reverse=True)
-    return [head, *rows]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kit.audio.codec import codec_config
-from kit.base.config import build, load_preset, merge, read_yaml
+from kit.base.config import build, merge
 from kit.base.errors import KitError
 from kit.base.files import write_atomic
 from kit.base.formatting import format_gib, text_grid
@@ -43,8 +43,7 @@ SAVINGS = {
 ASSUMED = (
     "Memory is planned: a preset at the longest rows its model has positions for, a released model "
     f"at rows of {LONGEST_S:g} s. Seconds and hours are calculated, for {HOURS:g} hours of speech "
-    f"in clips of {CLIP_S:g} s, without validation, gate and checkpoints. Only what is marked so "
-    "was measured, on an H200."
+    f"in clips of {CLIP_S:g} s, without validation, gate and checkpoints."
 )
 PAGE = f"""# What fits which GPU
 
@@ -93,9 +92,7 @@ def check_elsewhere(run: ActiveRun) -> Iterator[Result]:
     """Plan for the GPU that `run` is on. Raises KitError where the preset does not fit."""
     yield Result(line=describe_card(run))
     grid = planned_grid(run)
-    like = cards.like_card(run.hw)
-    speed = f" It is taken to be as fast as a {like}." if like not in ("", run.hw.name) else ""
-    yield Result(line=f"{text_grid(grid)}\n{ASSUMED}{speed}", grid=grid)
+    yield Result(line=f"{text_grid(grid)}\n{ASSUMED}", grid=grid)
     if grid[1][1] == "no":
         raise KitError(f"A step does not fit: {grid[1][2]}.", exit_code=3)
 
@@ -116,11 +113,7 @@ def planned_grid(run: ActiveRun) -> list[tuple[str, ...]]:
     frame_rate = codec_config(run.section("codec")).frame_rate
     if run.name:
         return [HEAD, planned_cells(run.name, own, frame_rate)]
-    preset = planned_cells(f"{run.preset_name}, from scratch", own, frame_rate)
-    measured = read_yaml(cards.CARDS)["measured_gib"].get(run.preset_name)
-    if measured and run.precision.value != "fp32" and run.preset == load_preset(run.preset_name):
-        preset = (*preset[:2], f"{preset[2]} ({measured:.2f} measured)", *preset[3:])
-    grid = [HEAD, preset]
+    grid = [HEAD, planned_cells(f"{run.preset_name}, from scratch", own, frame_rate)]
     for release in releases():
         model = build(GPTConfig, release.sizes())
         settings = finetuning_settings(run, model, release.defaults)

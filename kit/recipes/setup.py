@@ -3,11 +3,9 @@
 Nothing is trained but a few steps of a throwaway model, to time one.
 """
 
-import math
+import itertools
 import shlex
 from collections.abc import Iterator
-
-import torch
 
 from kit.base import hardware
 from kit.base.compiler import compiler_available
@@ -15,12 +13,11 @@ from kit.base.config import build
 from kit.base.formatting import format_gib
 from kit.notebook.plots import bars, memory_bars
 from kit.notebook.result import Result
-from kit.recipes.base_model import too_few_hours
 from kit.recipes.open_run import ActiveRun, RunSource
 from kit.recipes.run_parts import workload
 from kit.settings import TimeBudget, TrainConfig
-from kit.tuning.estimate import estimate_time
-from kit.tuning.measure import step_seconds
+from kit.tuning.estimate import estimate_time, time_steps
+from kit.tuning.measure import make_batches, preset_task, some_rows
 from kit.tuning.memory_plan import Workload, plan_memory
 from kit.tuning.preflight import change
 from kit.tuning.recommend import advice_table, recommend, use_advice
@@ -110,33 +107,19 @@ class Setup:
         run = self.active
         if run.hw.device != "cpu":
             return Result(line="02_train says how long training takes.")
-        own = build(TimeBudget, RunSource(data="a person's").section(run, "time_budget"))
-        if self.own:
-            takes = f"gets {own.minutes:g} minutes" if own.minutes else "takes as long as it needs"
-            return Result(
-                line=f"Training {takes}; preparing comes before it. 01_data_prep and 02_train say "
-                "how long each takes."
-            )
-        budget = build(TimeBudget, run.section("time_budget"))
-        step_s = step_seconds(run.preset, run.hw, int(run.threads.value))
-        flop = 2 * math.prod(hardware.MATMUL_SHAPES["cpu"])
-        gflops = flop / hardware.matmul_seconds(torch.float32, device="cpu") / 1e9
-        reasons = f"{run.threads.reason}; {run.precision.reason}"
-        slow = f"{reasons}; fp32 matmuls at {gflops:,.0f} GFLOP/s"
-        _, line = estimate_time(build(TrainConfig, run.section("train")), step_s, budget, slow)
-        if own.minutes > budget.minutes:
-            line += (
-                f"\nThat is for the built-in corpus. With recordings of your own, training gets "
-                f"{own.minutes:g} minutes, and preparing them takes longer, too: 01_data_prep and "
-                "02_train say how long."
-            )
-        return Result(line=line)
+        source = RunSource(data="a person's" if self.own else "")
+        budget = build(TimeBudget, source.section(run, "time_budget"))
+        train = build(TrainConfig, source.section(run, "train"))
+        threads = int(run.threads.value)
+        model = self.workload.model
+        usual = some_rows((8, model.max_text // 6), (16, model.max_code // 6))
+        batches = make_batches(preset_task(run.preset, run.hw, threads, usual))
+        step_s = time_steps(self.workload, list(itertools.islice(batches, 3)), threads)
+        slow = f"{run.threads.reason}; {run.precision.reason}"
+        _, line = estimate_time(train, step_s, budget, slow)
+        return Result(line=f"{line} With recordings of your own, 02_train says how long it takes.")
 
     def summary(self) -> Result:
-        """What was written, and the next step; a warning if the run has too few recordings."""
         run = self.active
         next_step = f"01_data_prep, or python -m kit prepare --run {shlex.quote(run.name)}"
-        line = f"Written: {run.folder / 'report.json'}. Next: {next_step}"
-        hours = run.figure("data", "hours")
-        warning = too_few_hours(run, hours) if hours is not None else ""
-        return Result(line=f"{line}\n{warning}" if warning else line)
+        return Result(line=f"Written: {run.folder / 'report.json'}. Next: {next_step}")

@@ -184,9 +184,8 @@ class TrainingPlan:
                 limit_bytes=int(work.max_memory_fraction * work.hw.memory_bytes),
                 tried=False,
                 change="",
-                untried_reason="the run is training at this moment",
             )
-            return Result(line=str(self.verdict))
+            return Result(line=f"The run is training at this moment. {self.verdict}")
         verdict = in_process(preflight.preflight, work)
         line = str(verdict)
         if not verdict.fits:
@@ -267,7 +266,7 @@ class TrainingPlan:
         if resumed:
             self.per_step_s = estimate.seconds_per_step(rows, self.config)
         else:
-            self.per_step_s = self.trial.seconds_per_step(self.config)
+            self.per_step_s = self.trial_step_s
             run.record(train={"estimated_step_s": self.per_step_s})
         self.config, line = estimate.estimate_time(
             self.config,
@@ -288,21 +287,16 @@ class TrainingPlan:
         return Result(line=f"{line}\n{warning}" if warning else line)
 
     @functools.cached_property
-    def trial(self) -> preflight.Trial:
-        """A few real steps of a temporary model on batches of usual length, and what judges it."""
+    def trial_step_s(self) -> float:
+        """Seconds of a step by a few of a temporary model, on batches of usual length."""
         speed = dataclasses.replace(self.speed, compile=False)
         stream = self.data.stream(few_shapes=self.will_pad(speed))
         batches = stream.representative_batches(TRIAL_STEPS, self.config.max_steps)
-        run = self.active
         return in_process(
-            preflight.run_trial,
-            self.model,
-            self.config,
-            speed,
-            run.hw,
-            self.finetuning,
+            estimate.time_steps,
+            self.workload(speed),
             batches,
-            int(run.threads.value),
+            int(self.active.threads.value),
             validation_batches(self.data.stream("held_out")),
             self.make_gate,
         )

@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,28 +11,22 @@ import torch.nn.functional as F
 
 from kit.audio.clip import load_speech
 from kit.audio.recognizer import SpeechRecognizer, cer, load_recognizer
-from kit.base.errors import KitError
 from kit.base.hardware import on_device
 from kit.dataset.alignment import alignment_score
 from kit.dataset.manifest import Utterance, read_manifest
 from kit.inference.compare_formats import batch_logits
 from kit.inference.decoder import Decoder, DecoderConfig
 from kit.model.gpt import SpeechGPT
-from kit.model.sequence import pack
-from kit.model.weights import load_model
 from kit.notebook.result import Result
-from kit.recipes import run_parts
 from kit.recipes.open_run import ActiveRun
 from kit.recipes.training_data import TrainingData
 from kit.tuning.checks import Check, table
 from kit.tuning.verify import (
     PROOFS,
     ROUNDING,
-    Example,
     Outcome,
     Subject,
     code_logits,
-    prove,
     small_config,
 )
 
@@ -47,25 +40,14 @@ MAX_CODEC_CER = 0.15  # more errors in what comes out of the codec than in the r
 SAME_LOGITS = "with KV cache, alone and in a batch, the model predicts as it was trained to"
 GOOD_CODES = "the codes hold what is said, so a voice that predicts them can be understood"
 GOOD_DATA = "recordings and texts belong together"
-REFERENCE_ROWS = 16  # held-out recordings of which a released model's loss is computed
-MAX_REFERENCE_ERROR = 0.05  # from the loss that its own code gives for them
-SAME_RELEASE = "its weights, text ids, codes and conditioning were taken over as they are"
 MAX_JUDGE_CER = 0.5  # of recordings: a worse recogniser cannot tell
 
 
-def verify(
-    run: ActiveRun,
-    reference_loss: str = "",  # of the released base, by its own code: a number or a file (none)
-) -> Iterator[Result]:
-    """Yield a result for each proof, then all of them as a table; `failed` if one fails.
-
-    `reference_loss` is the mean in nats a code that the own code of the released model that `run`
-    starts from gives for the first 16 held-out recordings, each with itself as its reference.
-    """
+def verify(run: ActiveRun) -> Iterator[Result]:
+    """Yield a result for each proof, then all of them as a table; `failed` if one fails."""
     began_s = time.perf_counter()
-    reference = read_reference(run, reference_loss)
     proofs = []
-    for proof in all_proofs(run, reference):
+    for proof in all_proofs(run):
         proofs.append(proof)
         yield Result(line=str(proof))
     failed = [proof.what for proof in proofs if proof.passed is False]
@@ -79,54 +61,12 @@ def verify(
     yield Result(line=line, grid=table(proofs), failed=bool(failed))
 
 
-def all_proofs(run: ActiveRun, reference: float | None) -> Iterator[Check]:
+def all_proofs(run: ActiveRun) -> Iterator[Check]:
     data = TrainingData(run)
-    yield from prove(subject_of(run, data), PROOFS | {"decoding": (decoding, SAME_LOGITS)})
+    subject = subject_of(run, data)
+    for name, (proof, shows) in (PROOFS | {"decoding": (decoding, SAME_LOGITS)}).items():
+        yield Check(name, *proof(subject), shows)
     yield from recording_proofs(run, data)
-    if reference is not None:
-        yield released_loss(run, data, reference)
-
-
-def read_reference(run: ActiveRun, text: str) -> float | None:
-    """The loss that `text` is, or the file of that name holds; None for "". Raises KitError."""
-    if not text:
-        return None
-    release = run.figure("start_from", "release")
-    if not release:
-        raise KitError(
-            f"--reference-loss {text}: the run `{run.name}` does not start from a released XTTS-v2 "
-            "or IndexTTS2, so there is nothing to compare. Leave it out."
-        )
-    try:
-        path = Path(text)
-        loss = float(path.read_text(encoding="utf-8") if path.is_file() else text)
-    except (ValueError, OSError) as error:
-        raise KitError(
-            f"--reference-loss {text}: give the loss that {release}'s own code computes, a number "
-            "of nats a code such as 3.21, or a file that holds it alone."
-        ) from error
-    return loss
-
-
-@torch.inference_mode()
-def released_loss(run: ActiveRun, data: TrainingData, reference: float) -> Check:
-    """The loss of the released weights, as the run took them over, beside `reference`."""
-    tokenizer = run_parts.load_base_tokenizer(run, data.language)
-    model = load_model(run.folder / run_parts.MODEL).to(run.hw.device).eval()
-    texts = {row.id: row.text for row in read_manifest(run.folder)}
-    loss = 0.0
-    targets = 0
-    for row in data.cache.rows_in_split("held_out")[:REFERENCE_ROWS].tolist():
-        _, codes, references = data.cache.example(row)
-        ids = np.array(tokenizer.encode(texts[data.cache.rows[row]["id"]]))
-        batch = pack(model.config, [ids], codes, references).to(run.hw.device)
-        loss += model(batch)[1].item()
-        targets += len(batch.code_targets)
-    own = loss / targets
-    figure = f"{own:.3f} nats a code, {reference:.3f} by its own code"
-    passed = abs(own - reference) <= MAX_REFERENCE_ERROR * reference
-    bound = f"{MAX_REFERENCE_ERROR:.0%} apart"
-    return Check("loss of the release", figure, bound, passed, SAME_RELEASE)
 
 
 def subject_of(run: ActiveRun, data: TrainingData) -> Subject:
@@ -135,13 +75,12 @@ def subject_of(run: ActiveRun, data: TrainingData) -> Subject:
     small.model = small_config(data.model)
     rows = data.cache.sample_of_split("train")
     order = rows[np.argsort(data.cache.lengths(rows), kind="stable")][:EXAMPLES]
-    examples = []
-    for row in order.tolist():
-        (text,), (codes,), reference = data.cache.example(row)
-        examples.append(Example(text=text, codes=codes, reference=reference[0]))
+    examples = [data.cache.example(row) for row in order.tolist()]
     return Subject(
         config=small.model,
-        examples=examples,
+        texts=[text for (text,), _, _ in examples],
+        codes=[codes for _, (codes,), _ in examples],
+        references=torch.cat([reference for *_, reference in examples]),
         stream=lambda position: iter(small.stream(position=position)),
         hw=run.hw,
         precision=run.precision.value,
@@ -153,8 +92,8 @@ def decoding(subject: Subject) -> Outcome:
     """What the decoder with KV cache predicts must be what the trained model computes."""
     # In inference a text always ends with STOP, and nothing is dropped.
     config = dataclasses.replace(subject.config, text_stop_input=True, dropout=0.1)
-    short = [dataclasses.replace(row, codes=row.codes[:DECODED_CODES]) for row in subject.examples]
-    subject = dataclasses.replace(subject, config=config, examples=short)
+    short = [codes[:DECODED_CODES] for codes in subject.codes]
+    subject = dataclasses.replace(subject, config=config, codes=short)
     model = subject.trainer(1).model.eval()
     formats = dict.fromkeys(("fp32", subject.precision, "int8"))
     errors = {name: decoding_error(model, subject, name) for name in formats}
@@ -171,15 +110,15 @@ def decoding_error(model: SpeechGPT, subject: Subject, weights: str) -> float:
     # START is never sampled: the decoder may give it no probability.
     sampled = torch.arange(model.config.code_vocab) != model.config.start_code
     errors = []
-    for count in (1, len(subject.examples)):
+    for count in (1, len(subject.codes)):
         batch = subject.batch(count, count).micro[0].to(subject.hw.device)
         logits = code_logits(model, batch).flatten(0, 1)[batch.code_indices].cpu()
-        examples = subject.examples[:count]
-        counts = [len(row.codes) + model.config.stop_targets for row in examples]
-        rows = [(row.text.tolist(), row.codes.tolist(), row.reference) for row in examples]
+        codes = [row.tolist() for row in subject.codes[:count]]
+        counts = [len(row) + model.config.stop_targets for row in codes]
+        rows = list(zip([row.tolist() for row in subject.texts], codes, subject.references))
         stepped = batch_logits(decoder, rows).cpu()
         for row, wanted in enumerate(logits.split(counts)):
-            last = len(examples[row].codes) + 1  # the first STOP's
+            last = len(codes[row]) + 1  # the first STOP's
             wanted = wanted[:last, sampled].log_softmax(-1)
             got = stepped[:last, row, sampled].log_softmax(-1)
             kl = F.kl_div(got, wanted, log_target=True, reduction="none").sum(-1)

@@ -6,17 +6,16 @@ A switch that moves the loss is refused.
 """
 
 import dataclasses
-import json
-import math
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import yaml
 
+from kit.base.config import merge
 from kit.base.errors import KitError
 from kit.base.files import write_atomic
-from kit.base.formatting import clock, format_gib
+from kit.base.formatting import format_gib
 from kit.settings import SpeedConfig
 from kit.training.switches import Switch
 
@@ -24,13 +23,10 @@ TOLERANCE = {"fp32": 0.001, "bf16": 0.02, "fp16": 0.02}  # of the loss, relative
 TF32_TOLERANCE = 0.005
 DROPOUT_TOLERANCE = 0.05  # fused and compiled layers drop other activations
 LEAST_GAIN = 0.02  # of steps/s
-LEAST_SAVING = 0.10  # of peak memory, if the goal is memory
-MOST_LOSS = 0.10  # of steps/s, for such a saving
-SETS = ("baseline", "alone", "added")  # kinds of trials that differ by their switches
 LEFT_OUT = "left out by the settings"  # reason of a switch that this device has
 STAYS = "the preset's choice stays"
-RECORDED = ("steps_per_s", "spread", "tokens_per_s", "mfu", "peak_memory_bytes", "warmup_s")
-RECORDED += ("recompilations", "loss", "loss_change", "parity", "ran")
+HEAD = ("variant", "steps/s", "speed", "spread", "tokens/s", "memory", "of baseline", "warm-up")
+HEAD += ("loss", "change", "ran, or why not")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,31 +41,21 @@ class Trial:
     spread: float | None = None  # of the rounds' times, largest less smallest over the median
     noise: float | None = None  # a relative change of steps/s up to this may be chance
     tokens_per_s: float | None = None  # real tokens, padding left out
-    mfu: float | None = None  # share of the matmuls that the device could do in that time
     peak_memory_bytes: int | None = None
     warmup_s: float | None = None  # the first steps, with all that is compiled; the slowest round
     recompilations: int | None = None  # after the warm-up
     loss: float | None = None  # nats per target, mean of the last quarter of the steps
     loss_change: float | None = None  # relative to the baseline's after as many updates
-    tolerance: float | None = None  # of that change
+    parity: bool | None = None  # whether the loss stayed; None if unknown
     ran: str = ""  # precision and attention kernel by name
-
-    @property
-    def parity(self) -> bool | None:
-        """Whether the loss stayed; None if unknown."""
-        return None if self.loss_change is None else abs(self.loss_change) <= self.tolerance
 
 
 def compare(
-    variants: Sequence[Trial],
-    results: dict[tuple, list[dict]],
-    dropout: float,
-    peak_tokens_per_s: float = math.inf,
+    variants: Sequence[Trial], results: dict[tuple, list[dict]], dropout: float
 ) -> list[Trial]:
     """`variants` with their figures, from the results of their rounds by their switches.
 
-    `dropout` is the model's. `peak_tokens_per_s` is what the device would reach if it did nothing
-    but matmuls; inf: unknown.
+    `dropout` is the model's.
     """
     baseline = median_round(results.get((), []))
     # Two rounds may be alike by chance: noise is at least what is usual of all variants.
@@ -84,27 +70,23 @@ def compare(
             reason = variant.reason or (failed or ["not measured yet"])[0]
             trials.append(dataclasses.replace(variant, reason=reason))
             continue
-        tolerance = TOLERANCE[median["precision"]]
-        if "tf32" in variant.on:
-            tolerance = max(tolerance, TF32_TOLERANCE)
-        if dropout and {"sdpa", "compile"} & {*variant.on}:
-            tolerance = DROPOUT_TOLERANCE
+        loss_change = parity = None
         # A step that fp16 skipped while it looked for its scale is missing from the curve.
-        alike = baseline and baseline["skipped"] == median["skipped"]
-        mfu = median["tokens"] / median["seconds"] / peak_tokens_per_s
+        if baseline and baseline["skipped"] == median["skipped"]:
+            loss_change = median["loss"] / baseline["loss"] - 1
+            parity = abs(loss_change) <= tolerance(variant.on, median["precision"], dropout)
         trial = dataclasses.replace(
             variant,
             steps_per_s=median["steps"] / median["seconds"],
             spread=spread(rounds),
             noise=max(usual, spread(rounds)),
             tokens_per_s=median["tokens"] / median["seconds"],
-            mfu=mfu if math.isfinite(peak_tokens_per_s) else None,
             peak_memory_bytes=median["peak_memory_bytes"],
             warmup_s=max(r["warmup_s"] for r in rounds),
             recompilations=max(r["recompilations"] for r in rounds),
             loss=median["loss"],
-            loss_change=median["loss"] / baseline["loss"] - 1 if alike else None,
-            tolerance=tolerance,
+            loss_change=loss_change,
+            parity=parity,
             ran=f"{median['precision']}, {median['attention']}",
             reason="; ".join(median["notes"]),
         )
@@ -124,6 +106,13 @@ def spread(rounds: list[dict]) -> float:
     return (max(seconds) - min(seconds)) / median_round(rounds)["seconds"]
 
 
+def tolerance(on: tuple, precision: str, dropout: float) -> float:
+    """How far the loss may move, relative to the baseline's."""
+    if dropout and {"sdpa", "compile"} & {*on}:
+        return DROPOUT_TOLERANCE
+    return max(TOLERANCE[precision], TF32_TOLERANCE if "tf32" in on else 0.0)
+
+
 def changes(before: Trial, after: Trial) -> tuple[float, float]:
     """The relative change of speed and of peak memory."""
     faster = after.steps_per_s / before.steps_per_s - 1
@@ -135,63 +124,58 @@ def is_noise(before: Trial, after: Trial) -> bool:
     return abs(changes(before, after)[0]) <= max(before.noise, after.noise)
 
 
-def pays_off(before: Trial, after: Trial, goal: str) -> bool:
-    """Whether `after` is faster beyond noise, or for the goal "memory" much smaller."""
-    faster, grown = changes(before, after)
-    saves = goal == "memory" and grown <= -LEAST_SAVING and faster >= -MOST_LOSS
-    return saves or (faster > 0 and not is_noise(before, after))
+def pays_off(before: Trial, after: Trial) -> bool:
+    """Whether `after` ran, and is faster beyond noise."""
+    if after.loss is None:
+        return False
+    return changes(before, after)[0] > 0 and not is_noise(before, after)
 
 
-def choose_switches(
-    rows: Sequence[Trial], preset: SpeedConfig, goal: str = "speed"
-) -> list[Switch]:
-    """Turn on each switch that pays, with the reason for each.
+def choose_switches(rows: Sequence[Trial], preset: SpeedConfig) -> list[Switch]:
+    """Turn on each switch with which training is faster by more than noise, and say why.
 
-    For `goal` "speed" it pays when training is faster by more than noise; for "memory" also when it
-    takes at least 10 % less memory and is at most 10 % slower. Where the loss moved it never does.
-    Within noise the choice of `preset` stays. Raises KitError when not one variant ran: nothing is
-    known then of any switch.
+    Where the loss moved it stays off; within noise the choice of `preset` stays. Raises KitError
+    when not one variant ran: nothing is known then of any switch.
     """
-    if goal not in ("speed", "memory"):
-        raise KitError(f"goal = {goal!r}: choose speed or memory.")
-    ran = {r.on: r for r in rows if r.kind in SETS and r.loss}
+    ran = {r.on: r for r in rows if r.kind in ("baseline", "alone", "added") and r.loss}
     if rows and not ran:
         raise KitError(
             f"None of the {len(rows)} variants ran, so no switch can be judged; the preset's stay. "
             f"The baseline: {rows[0].reason}. Fix that, delete the run's folder bench/ and run "
             "this notebook again."
         )
-    return [_decide(row, ran, preset, goal) for row in rows if row.kind == "alone"]
+    decisions = []
+    for row in rows:
+        if row.kind != "alone":
+            continue
+        (name,) = row.on
+        keep = getattr(preset, name)
+        ends = sorted((on for on in ran if on and on[-1] == name), key=len)
+        pairs = [(ran[on[:-1]], ran[on]) for on in ends if on[:-1] in ran]
+        if pairs:  # the pair with the most other switches is nearest to the set that will run
+            keep, reason = judge(*pairs[-1], keep)
+        elif row.reason == LEFT_OUT or any(name in on for on in ran):
+            reason = f"{row.reason or 'nothing to compare it with'}: {STAYS}"
+        else:
+            keep, reason = False, row.reason
+        ran_here = row.loss is not None
+        decisions.append(
+            Switch(name=name, label=row.label, on=keep, available=ran_here, reason=reason)
+        )
+    return decisions
 
 
-def _decide(row: Trial, ran: dict[tuple, Trial], preset: SpeedConfig, goal: str) -> Switch:
-    (name,) = row.on
-    keep = getattr(preset, name)
-    ends = sorted((on for on in ran if on and on[-1] == name), key=len)
-    pairs = [(ran[on[:-1]], ran[on]) for on in ends if on[:-1] in ran]
-    if pairs:  # the pair with the most other switches is nearest to the set that will run
-        keep, reason = _judge(*pairs[-1], keep, goal)
-    elif row.reason == LEFT_OUT or any(name in on for on in ran):
-        reason = f"{row.reason or 'nothing to compare it with'}: {STAYS}"
-    else:
-        keep = False
-        reason = row.reason
-    ran_here = row.loss is not None
-    return Switch(name=name, label=row.label, on=keep, available=ran_here, reason=reason)
-
-
-def _judge(before: Trial, after: Trial, by_preset: bool, goal: str) -> tuple[bool, str]:
+def judge(before: Trial, after: Trial, by_preset: bool) -> tuple[bool, str]:
+    """Whether what `after` has more than `before` pays, and why; in doubt `by_preset`."""
     if after.parity is False and before.parity is not False:  # else the others have moved it
-        return False, f"the loss moved by {after.loss_change:+.2%}, over {after.tolerance:.1%}"
+        return False, f"the loss moved by {after.loss_change:+.2%}"
     faster, grown = changes(before, after)
     figures = f"{faster:+.1%} speed, {grown:+.1%} memory"
     if before.on:
         figures += f" beside {len(before.on)} other{'s' if len(before.on) > 1 else ''}"
-    if pays_off(before, after, goal):
-        return True, figures
     if is_noise(before, after):
         return by_preset, f"{figures}, within noise: {STAYS}"
-    return False, figures
+    return faster > 0, figures
 
 
 def set_of(label: str, names: Iterable[str]) -> Trial:
@@ -199,19 +183,17 @@ def set_of(label: str, names: Iterable[str]) -> Trial:
     return Trial(kind="set", label=label, on=tuple(names))
 
 
-def keep_or_replace(
-    decisions: Sequence[Switch], preset: Trial, chosen: Trial, goal: str
-) -> list[Switch]:
+def keep_or_replace(decisions: Sequence[Switch], preset: Trial, chosen: Trial) -> list[Switch]:
     """The decisions if the `chosen` set pays off beside the preset's, both measured; else those.
 
     Switches that help one after another may not help together, or not even run.
     """
-    if chosen.loss is None:
-        why = f"the chosen set did not run ({chosen.reason})"
-    elif chosen.on == preset.on or preset.loss is None or pays_off(preset, chosen, goal):
+    runs = chosen.loss is not None
+    if runs and (chosen.on == preset.on or preset.loss is None or pays_off(preset, chosen)):
         return list(decisions)
-    else:
-        why = "together they do not pay off beside the preset's set"
+    why = "together they do not pay off beside the preset's set"
+    if not runs:
+        why = f"the chosen set did not run ({chosen.reason})"
     kept = []
     for each in decisions:
         on = each.name in preset.on
@@ -222,48 +204,41 @@ def keep_or_replace(
 
 def write_choice(decisions: Sequence[Switch], path: Path, measured_on: str, sections: dict) -> None:
     """Write a preset: `sections`, and the switches, each with its reason."""
-    others = {name: section for name, section in sections.items() if name != "speed"}
     lines = [f"# Measured on {measured_on}."]
-    lines.append(yaml.safe_dump(others, allow_unicode=True, sort_keys=False).rstrip())
-    lines.append("speed:")
-    measured = {d.name for d in decisions}
-    for name, value in sections.get("speed", {}).items():
-        if name not in measured:  # a setting that is no switch
-            lines.append(f"  {name}: {json.dumps(value)}")
-    lines += [f"  {d.name}: {str(d.on).lower()}  # {' '.join(d.reason.split())}" for d in decisions]
-    write_atomic(path, "\n".join(lines) + "\n")
+    lines += [f"# {d.name}: {' '.join(d.reason.split())}" for d in decisions]
+    preset = merge(sections, {"speed": {d.name: d.on for d in decisions}})
+    lines.append(yaml.safe_dump(preset, allow_unicode=True, sort_keys=False))
+    write_atomic(path, "\n".join(lines))
 
 
 def trial_figures(rows: Sequence[Trial]) -> dict[str, dict]:
     """The rows as plain values for a run's record, by their switches."""
     figures = {}
     for row in rows:
-        kept = RECORDED if row.loss is not None else ("reason",)
-        figures["+".join(row.on) or "baseline"] = {name: getattr(row, name) for name in kept}
+        values = {name: value for name, value in vars(row).items() if value is not None}
+        for name in ("kind", "label", "on"):
+            del values[name]
+        figures["+".join(row.on) or "baseline"] = values
     return figures
 
 
-def trial_cells(rows: Sequence[Trial], steps: int) -> list[tuple[str, ...]]:
-    """The rows as a table's cells, the headings first; `steps` are those of a whole training."""
-    head = ("variant", "steps/s", "speed", "spread", "tokens/s", "MFU", "memory", "of baseline")
-    head += ("warm-up", f"{steps:,} steps", "loss", "change", "ran, or why not")
-    cells = [head]
+def trial_cells(rows: Sequence[Trial]) -> list[tuple[str, ...]]:
+    """The rows as a table's cells, the headings first."""
+    cells = [HEAD]
     baseline = rows[0]
     for row in rows:
         if row.loss is None:
-            cells.append((row.label, *[""] * (len(head) - 2), row.reason))
+            cells.append((row.label, *[""] * (len(HEAD) - 2), row.reason))
             continue
-        times = share = ""
+        times = share = change = ""
         if baseline.loss is not None:
             faster, grown = changes(baseline, row)
             times = f"{1 + faster:.2f}x"
             share = f"{1 + grown:.0%}"
             if row is not baseline and is_noise(baseline, row):
                 times += ", within noise"
-        change = ""
         if row.loss_change is not None:
-            parity = "same" if row.parity else f"beyond {row.tolerance:.1%}"
-            change = f"{row.loss_change:+.3%} {parity}"
+            change = f"{row.loss_change:+.3%} {'same' if row.parity else 'moved'}"
         again = f"{row.recompilations} recompilations" if row.recompilations else ""
         cell = (
             row.label,
@@ -271,11 +246,9 @@ def trial_cells(rows: Sequence[Trial], steps: int) -> list[tuple[str, ...]]:
             times,
             f"{row.spread:.0%}",
             f"{row.tokens_per_s:,.0f}",
-            "" if row.mfu is None else f"{row.mfu:.0%}",
             format_gib(row.peak_memory_bytes),
             share,
             f"{row.warmup_s:.1f} s",
-            clock(steps / row.steps_per_s),
             f"{row.loss:.4f}",
             change,
             "; ".join(filter(None, (row.ran, again, row.reason))),

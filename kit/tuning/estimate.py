@@ -4,15 +4,27 @@ Steps are timed by the newest rows of a log, or by a few real steps of a tempora
 """
 
 import dataclasses
+import itertools
 import math
 import shutil
 import statistics
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import torch
 
 from kit.base.config import require_types
 from kit.base.errors import KitError
 from kit.base.formatting import clock
+from kit.model.gpt import SpeechGPT
+from kit.model.lora import merged
+from kit.model.sequence import EffectiveBatch
 from kit.settings import TimeBudget, TrainConfig
+from kit.training.loop import train
+from kit.training.run import validation_loss
+from kit.training.trainer import Trainer
+from kit.tuning.memory_plan import Workload
 
 RECENT = 1000  # newest rows that count
 # A corpus is validated every so many passes over it, or steps where those are more: after some six
@@ -22,11 +34,6 @@ VALIDATED_STEPS = 50
 START_S = 8  # of a process until its first step: torch, the model, the data
 CHANGED = 0.15  # share by which an estimate may differ before a new one is said
 SESSION_HOURS = 12  # of Colab's free tier, at most
-TOO_FEW = 0.2  # of a preset's steps, below which a voice mumbles
-TINY_INSTEAD = (
-    "So few make no clear voice. For a look at every notebook in a few minutes, take the smallest "
-    'preset: PRESET = "tiny" in 00_setup with a RUN of its own, or make demo PRESET=tiny RUN=look.'
-)
 
 
 def seconds_per_step(rows: list[dict], config: TrainConfig) -> float:
@@ -47,6 +54,44 @@ def seconds_per_step(rows: list[dict], config: TrainConfig) -> float:
     usual_s = statistics.median(plain or others)
     plain = [seconds for seconds in plain if seconds <= 10 * usual_s]
     return statistics.fmean([*plain, *others])
+
+
+def time_steps(
+    work: Workload,
+    batches: Sequence[EffectiveBatch],
+    threads: int,
+    validation: Sequence[EffectiveBatch] = (),
+    make_gate: Callable[[], Callable[[SpeechGPT], dict]] | None = None,
+) -> float:
+    """Seconds of a real step of a new model, with its share of validations and gate evaluations.
+
+    Each of `batches` is used twice, and its second step counts: the first one has a new length and
+    allocates memory, and takes up to half as long again. The batches should be of usual length:
+    the run itself may begin with short sentences. Nothing is saved.
+    """
+    torch.set_num_threads(threads)
+    config = work.train
+    speed = dataclasses.replace(work.speed, compile=False)
+    # The run itself may be shorter, and nothing ends this early.
+    count = 2 * len(batches)
+    still = {"max_steps": max(count, config.max_steps), "early_stopping_patience": 0}
+    still = dataclasses.replace(config.without_gate(), **still)
+    finetuning = work.finetuning.without_phases()
+    trainer = Trainer(SpeechGPT(work.model), still, speed, work.hw, finetuning)
+    ends_s = [event.unix_s for event in itertools.islice(train(trainer, [*batches] * 2), count)]
+    seconds = (ends_s[-1] - ends_s[len(batches) - 1]) / len(batches)
+    trainer.model.eval()
+    began_s = time.perf_counter()
+    if validation and config.eval_steps:
+        how = (work.hw.device, trainer.applied.precision, trainer.micro_rows)
+        for _ in range(2 if trainer.ema else 1):
+            validation_loss(trainer.model, validation, *how)
+        seconds += (time.perf_counter() - began_s) / config.eval_steps
+    began_s = time.perf_counter()
+    if make_gate and config.gate_every:
+        make_gate()(merged(trainer.model))  # an untrained voice speaks to its limit
+        seconds += (time.perf_counter() - began_s) / config.gate_every
+    return seconds
 
 
 def resolve_steps(
@@ -106,15 +151,12 @@ def estimate_time(
         to_go = f"{left:,} of them to go, " if done else ""
         text = f"Training: {steps:,} steps of {step_s:.2g} s, {to_go}about {clock(left_s)}."
     else:
-        beyond = f", but {fitting:,} steps would teach it too little" if taken > fitting else ""
         text = (
             f"Training: {steps:,} steps would take {clock(steps * step_s)} here, over the budget "
-            f"of {budget.minutes:g} minutes{beyond}. Training {taken:,} instead "
-            f"({clock(left_s)}); expect a less clear voice. Set MAX_STEPS = {steps} in 02_train to "
-            f"train them all. What is slow here: {slow}."
+            f"of {budget.minutes:g} minutes. Training {taken:,} instead ({clock(left_s)}); expect "
+            f"a less clear voice. Set MAX_STEPS = {steps} in 02_train to train them all. What is "
+            f"slow here: {slow}."
         )
-    if taken < TOO_FEW * steps:
-        text += f" {TINY_INSTEAD}"
     if left_s > 3600 * SESSION_HOURS:
         text += (
             f" A session of Colab's free tier ends after {SESSION_HOURS} hours at most: run the "

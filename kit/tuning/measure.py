@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import itertools
 import math
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ from kit.base import hardware
 from kit.base.config import build
 from kit.base.errors import KitError
 from kit.base.files import cached_result, digest
-from kit.base.hardware import MATMUL_SHAPES, Hardware
+from kit.base.hardware import Hardware
 from kit.base.processes import run_in_process
 from kit.batches import batching
 from kit.model.gpt import SpeechGPT
@@ -33,7 +32,6 @@ from kit.training.config import FULL, Finetuning
 from kit.training.loop import train
 from kit.training.switches import LABELS
 from kit.training.trainer import Trainer
-from kit.tuning.cards import token_flop
 from kit.tuning.choose import LEFT_OUT, Trial, compare
 
 COSTS = ("ema", "ema_offload")  # no speed-ups: each has a row, none is chosen here
@@ -68,20 +66,6 @@ def preset_task(preset: dict, hw: Hardware, threads: int, rows: tuple = ()) -> T
     return Task(model=model, train=train, data=data, rows=rows, hw=hw, threads=threads)
 
 
-def step_seconds(preset: dict, hw: Hardware, threads: int) -> float:
-    """Seconds of a training step of `preset` here, on rows of usual length: the mean of three.
-
-    In this process, with the preset's switches but those that begin slowly.
-    """
-    model = build(GPTConfig, preset["model"])
-    usual = some_rows((8, model.max_text // 6), (16, model.max_code // 6))
-    slow = ("compile", "cuda_graphs")
-    on = [name for name, value in preset["speed"].items() if value is True and name not in slow]
-    task = preset_task(preset, hw, threads, usual)
-    figures = run_variant(task, TrialConfig(steps=3, warmup_steps=3), on)
-    return figures["seconds"] / figures["steps"]
-
-
 def variants(task: Task, config: TrialConfig) -> list[Trial]:
     """The baseline, each switch alone, and each for speed beside those before it.
 
@@ -91,22 +75,16 @@ def variants(task: Task, config: TrialConfig) -> list[Trial]:
     offered = switches.switches(SpeedConfig(), task.hw, task.model)
     refused = dict.fromkeys(config.leave_out, LEFT_OUT)
     refused |= {s.name: s.reason for s in offered if not s.available}
-    listed = [Trial(kind="baseline", label="Baseline")]
-
-    def add(kind: str, name: str, on: tuple) -> None:
-        reason = refused.get(name, "")
-        listed.append(Trial(kind=kind, label=LABELS[name], on=on, reason=reason))
-
-    for name in (*LADDER, *SAVINGS):
-        add("alone", name, (name,))
+    listed = [("alone", (name,)) for name in (*LADDER, *SAVINGS)]
     ladder = tuple(name for name in LADDER if name not in refused)
-    rungs = [ladder[:count] for count in range(2, len(ladder) + 1)]
-    rungs += [(*ladder, name) for name in SAVINGS if ladder and name not in refused]
-    for on in rungs:
-        listed.append(Trial(kind="added", label=f"+ {LABELS[on[-1]]}", on=on))
-    for count, name in enumerate(COSTS, 1):
-        add("cost", name, COSTS[:count])
-    return listed
+    listed += [("added", ladder[:count]) for count in range(2, len(ladder) + 1)]
+    listed += [("added", (*ladder, name)) for name in SAVINGS if ladder and name not in refused]
+    listed += [("cost", COSTS[:count]) for count in (1, 2)]
+    trials = [Trial(kind="baseline", label="Baseline")]
+    for kind, on in listed:
+        label = f"+ {LABELS[on[-1]]}" if kind == "added" else LABELS[on[-1]]
+        trials.append(Trial(kind=kind, label=label, on=on, reason=refused.get(on[-1], "")))
+    return trials
 
 
 def some_rows(text: tuple[int, int], codes: tuple[int, int], count: int = 256) -> tuple:
@@ -121,23 +99,11 @@ def make_batches(task: Task, few_shapes: bool = False) -> Iterator[EffectiveBatc
 
     For `few_shapes` rows are padded to a few fixed lengths, as 02_train pads them.
     """
-    return (make_batch(task.model, parts) for parts in draw_rows(task, few_shapes))
-
-
-def make_batch(model: GPTConfig, parts: list[tuple]) -> EffectiveBatch:
-    """Collate rows from `draw_rows`: the work that CodeStream does on the rows it has read."""
-    micro = [
-        (texts, codes, torch.from_numpy(references), length)
-        for texts, codes, references, length in parts
-    ]
-    return collate(model, micro, {})
+    return (collate(task.model, parts, {}) for parts in draw_rows(task, few_shapes))
 
 
 def draw_rows(task: Task, few_shapes: bool = False) -> Iterator[list[tuple]]:
-    """Of each micro-batch of `make_batches`: text ids, codes, references, padded length.
-
-    They are arrays, as rows of the code cache are.
-    """
+    """What `collate` makes batches of, as CodeStream reads it from the code cache."""
     model = task.model
     data = dataclasses.replace(task.data, short_first=0.0)
     totals = [text + codes + batching.EXTRA_TOKENS for text, codes in task.rows]
@@ -152,7 +118,7 @@ def draw_rows(task: Task, few_shapes: bool = False) -> Iterator[list[tuple]]:
             walks = [rng.integers(-2, 3, task.rows[i][1]).cumsum() for i in batch]
             codes = [walk % model.start_code for walk in walks]
             shape = (len(batch), model.n_mels, data.reference_frames)
-            references = rng.standard_normal(shape, dtype=np.float32)
+            references = torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
             parts = []
             first = 0
             for rows in batching.chunks(batch, data.micro_batch):
@@ -191,7 +157,7 @@ def run_variant(task: Task, config: TrialConfig, on: Sequence[str]) -> dict:
     # so that code compiled for a shape belongs to the warm-up.
     rows = list(itertools.islice(draw_rows(task, few_shapes), config.steps))
     repeated = itertools.islice(itertools.cycle(rows), total)
-    made = (make_batch(task.model, r) for r in repeated)
+    made = (collate(task.model, parts, {}) for parts in repeated)
     batches = switches.prefetch_if_on(made, trainer.applied)
     events = []
     began_s = time.perf_counter()
@@ -246,7 +212,6 @@ def run_trials(
     wanted: Sequence[Trial],
     tick: Callable[[int, int, str], None] = lambda *_: None,
     rounds: int = 0,  # 0: as `config` says
-    measures: bool = True,  # False: only what was measured before
 ) -> list[Trial]:
     """Measure the variants, round by round, and return a row for each, in order.
 
@@ -266,25 +231,7 @@ def run_trials(
         if len(earlier) > number or any("error" in result for result in earlier):
             continue  # another variant is the same set; a failure is not tried again
         key = digest(trained, *measured, variant.on, number)
-        path = Path(folder) / f"{key}.json"
-        if measures or path.exists():
-            measure = functools.partial(measure_variant, task, config, variant.on)
-            earlier.append(cached_result(path, key, measure))
+        measure = functools.partial(measure_variant, task, config, variant.on)
+        earlier.append(cached_result(Path(folder) / f"{key}.json", key, measure))
     tick(len(jobs), len(jobs), "")
-    return compare(wanted, results, task.model.dropout, peak_tokens_per_s(task))
-
-
-@functools.cache
-def peak_flops(hw: Hardware, threads: int) -> float:
-    """Operations a second of the fastest precision's matmul, measured; inf if `hw` is not here."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    fastest_ms = min(hardware.matmul_ms(hw).values(), default=0.0)
-    torch.set_num_threads(before)
-    return 2e3 * math.prod(MATMUL_SHAPES[hw.device]) / fastest_ms if fastest_ms else math.inf
-
-
-def peak_tokens_per_s(task: Task) -> float:
-    """Tokens a second if the device did nothing but this model's matmuls."""
-    length = statistics.fmean(map(sum, task.rows))
-    return peak_flops(task.hw, task.threads) / token_flop(task.model, length)
+    return compare(wanted, results, task.model.dropout)

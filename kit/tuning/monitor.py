@@ -2,8 +2,6 @@
 
 import contextlib
 import dataclasses
-import gzip
-import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -42,11 +40,10 @@ class Monitor:
 
     def __init__(self, hw: Hardware, every_s: float = 1.0):
         self.hw = hw
-        self.threads = torch.get_num_threads()
+        self.processes = Processes(torch.get_num_threads())
         self.every_s = every_s
         self.samples: list[Sample] = []
-        self.source = ""
-        self.no_load = ""
+        self.no_load = ""  # why the load of the GPU is not read
         self.error = ""
         self.ended = threading.Event()
         self.thread = None
@@ -63,39 +60,41 @@ class Monitor:
 
     def _sample(self) -> None:
         try:
-            processes = _Processes(self.threads)
-            probe = _Card(processes) if self.hw.device == "cuda" else processes
-            self.source = probe.source
-            self.no_load = probe.no_load
-            self.samples.append(probe.read())
+            self.samples.append(self._read())
             while not self.ended.wait(self.every_s):
-                self.samples.append(probe.read())
+                self.samples.append(self._read())
         except Exception as error:  # training continues; the summary has the error
-            self.error = f"sampling ended: {type(error).__name__}: {error}"
+            self.error = f"sampling ended: {describe_error(error)}"
+
+    def _read(self) -> Sample:
+        own = self.processes.read()
+        if self.hw.device == "cpu":
+            return own
+        load = None
+        if not self.no_load:
+            try:
+                load = torch.cuda.utilization() / 100
+            except Exception as error:  # no nvidia-ml-py, a MIG slice, a container without NVML
+                self.no_load = f"load is not read: {describe_error(error)}"
+        free_bytes, total_bytes = torch.cuda.mem_get_info()
+        return dataclasses.replace(own, memory_bytes=total_bytes - free_bytes, load=load)
 
     def summary(self) -> dict:
         """Plain figures for the run record; None where nothing was measured."""
-        memory = [sample.memory_bytes for sample in self.samples]
+        peak_bytes = max((sample.memory_bytes for sample in self.samples), default=None)
         loads = [sample.load for sample in self.samples if sample.load is not None]
         return {
-            "source": self.source,
-            "count": len(memory),
-            "every_s": self.every_s,
-            "memory_peak_bytes": max(memory) if memory else None,
-            "memory_mean_bytes": sum(memory) // len(memory) if memory else None,
-            "memory_peak_share": max(memory) / self.hw.memory_bytes if memory else None,
-            "ram_peak_bytes": max((s.ram_bytes for s in self.samples), default=None),
+            "memory_peak_bytes": peak_bytes,
+            "memory_peak_share": peak_bytes and peak_bytes / self.hw.memory_bytes,
+            "ram_peak_bytes": max((sample.ram_bytes for sample in self.samples), default=None),
             "load_mean": sum(loads) / len(loads) if loads else None,
             "load_note": self.no_load,
             "error": self.error,
         }
 
 
-class _Processes:
-    """Resident memory of this process and its children, and how busy the threads of torch are."""
-
-    source = "resident memory and CPU time of this process and its children (psutil)"
-    no_load = ""
+class Processes:
+    """This process and its children: resident memory, and how busy the `threads` of torch are."""
 
     def __init__(self, threads: int):
         self.threads = threads
@@ -109,35 +108,15 @@ class _Processes:
             known = {child: child for child in self.children}
             self.children = [known.get(p, p) for p in self.own.children(recursive=True)]
         self.reads += 1
-        memory = 0
+        memory_bytes = 0
         percent = 0.0
         for process in (self.own, *self.children):
             with contextlib.suppress(psutil.NoSuchProcess):  # a worker that has ended since
                 percent += process.cpu_percent()
-                memory += process.memory_info().rss
+                memory_bytes += process.memory_info().rss
         # Workers that make batches may use more.
         load = min(1.0, percent / 100 / self.threads) if self.reads > 1 else None
-        return Sample(memory_bytes=memory, load=load, ram_bytes=memory)
-
-
-class _Card:
-    """The current CUDA device, with all its processes."""
-
-    def __init__(self, processes: _Processes):
-        self.processes = processes
-        self.source = "the CUDA driver's count of device memory, load by NVML"
-        self.no_load = ""
-        try:
-            torch.cuda.utilization()
-        except Exception as error:  # no nvidia-ml-py, a MIG slice, a container without NVML
-            self.source = "the CUDA driver's count of device memory"
-            self.no_load = f"load is not read: {type(error).__name__}: {error}"
-
-    def read(self) -> Sample:
-        free, total = torch.cuda.mem_get_info()
-        load = None if self.no_load else torch.cuda.utilization() / 100
-        ram_bytes = self.processes.read().ram_bytes
-        return Sample(memory_bytes=total - free, load=load, ram_bytes=ram_bytes)
+        return Sample(memory_bytes=memory_bytes, load=load, ram_bytes=memory_bytes)
 
 
 class StepProfiler:
@@ -153,8 +132,7 @@ class StepProfiler:
         self.folder = Path(folder)
         self.asked = False
         self.profile = None
-        self.first = 0  # of the profile in progress: the step at which it was requested
-        self.steps = 0  # finished since then
+        self.first = 0  # of the profile in progress: its first recorded step
         self.status = ""  # a sentence
 
     def request(self) -> None:
@@ -163,8 +141,7 @@ class StepProfiler:
 
     def __call__(self, event) -> None:
         if self.profile is not None:
-            self.steps += 1
-            last = self.steps == WAIT + WARMUP + ACTIVE
+            last = self.profile.step_num + 1 == WAIT + WARMUP + ACTIVE
             self._guarded(self._save if last else self.profile.step)
         elif self.asked:
             self._guarded(lambda: self._start(event.step))
@@ -177,7 +154,7 @@ class StepProfiler:
             self._report("There is no profile: the run ended before its last recorded step.")
             self._guarded(self._close)
 
-    def _guarded(self, work: Callable[[], None]) -> None:
+    def _guarded(self, work: Callable[[], object]) -> None:
         try:
             work()
         except Exception as error:  # a profile is optional: the run continues
@@ -186,14 +163,11 @@ class StepProfiler:
 
     def _start(self, step: int) -> None:
         self.asked = False
-        self.first = step
-        self.steps = 0
+        self.first = step + WAIT + WARMUP + 1
         silence_profiler()
-        activities = [ProfilerActivity.CPU]
-        if torch.cuda.is_available():
-            activities.append(ProfilerActivity.CUDA)
+        gpu = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
         self.profile = profile(
-            activities=activities,
+            activities=[ProfilerActivity.CPU, *gpu],
             schedule=schedule(wait=WAIT, warmup=WARMUP, active=ACTIVE, repeat=1),
             profile_memory=True,
             acc_events=True,  # one cycle only: nothing accumulates
@@ -201,7 +175,7 @@ class StepProfiler:
         self.profile.start()
         self._report(f"Profiling: {WAIT + WARMUP + ACTIVE} steps from step {step + 1:,} on.")
 
-    def _close(self) -> torch.profiler.profile:
+    def _close(self) -> profile:
         ended = self.profile
         self.profile = None
         self.asked = False  # clicks during a profile do not start a second one
@@ -210,19 +184,14 @@ class StepProfiler:
 
     def _save(self) -> None:
         ended = self._close()
-        first = self.first + WAIT + WARMUP + 1
-        last = first + ACTIVE - 1
-        name = f"step-{first:07d}"
-        trace = f"{name}.pt.trace.json.gz"
-        with tempfile.TemporaryDirectory() as folder:
-            plain = Path(folder) / "trace.json"
-            ended.export_chrome_trace(str(plain))
-            write_atomic(self.folder / trace, gzip.compress(plain.read_bytes(), compresslevel=6))
+        name = f"step-{self.first:07d}"
+        trace = self.folder / f"{name}.pt.trace.json.gz"
+        ended.export_chrome_trace(str(trace))  # compressed by torch
         table, longest = top_operators(ended)
         write_atomic(self.folder / f"{name}.operators.txt", table)
         self._report(
-            f"Profile of steps {first:,} to {last:,}: {longest}. "
-            f"{self.folder / trace} opens in ui.perfetto.dev."
+            f"Profile of steps {self.first:,} to {self.first + ACTIVE - 1:,}: {longest}. "
+            f"{trace} opens in ui.perfetto.dev."
         )
 
     def _report(self, status: str) -> None:

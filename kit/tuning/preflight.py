@@ -8,7 +8,7 @@ a throwaway model: a run that would fail in its third hour fails now, with what 
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 
 import psutil
 import torch
@@ -18,16 +18,10 @@ from kit.base.errors import KitError
 from kit.base.formatting import format_gib
 from kit.base.hardware import Hardware, is_here, is_oom, release_memory, silence_profiler
 from kit.model.gpt import SpeechGPT
-from kit.model.lora import merged
 from kit.model.sequence import EffectiveBatch, pack
-from kit.settings import GPTConfig, SpeedConfig, TrainConfig
-from kit.training.config import Finetuning
-from kit.training.loop import end_step, forward_backward, gradient_norm, train, update
-from kit.training.optim import eight_bit_adamw
+from kit.training.loop import end_step, forward_backward, gradient_norm, update
 from kit.training.passes import FIRST_RECORDING
-from kit.training.run import validation_loss
 from kit.training.trainer import Trainer
-from kit.tuning import estimate
 from kit.tuning.memory_plan import Workload, has_8bit_adamw
 
 CPU_RESERVE_BYTES = 2**29  # resident memory of a process beyond what its tensors take
@@ -36,7 +30,10 @@ HOPELESS = 1.2  # times the limit: the plan is not so far off, so a GPU need not
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """Whether a workload fits, how that is known, and what to change when it does not."""
+    """Whether a workload fits, how that is known, and what to change when it does not.
+
+    `measured_bytes`, `reserved_bytes` and `step_s` are of a real step, None without one.
+    """
 
     fits: bool
     micro_batch: int  # rows of a pass
@@ -44,10 +41,9 @@ class Verdict:
     limit_bytes: int  # on a GPU of reserved memory, on a CPU of allocated
     tried: bool  # False: refused from the plan alone
     change: str  # "" when it fits
-    measured_bytes: int | None = None  # peak of a real step; None: not tried, or memory ran out
-    untried_reason: str = "no such GPU here"  # why, where the plan alone says that it fits
-    reserved_bytes: int | None = None  # of that step, with gaps and cache; None on a CPU
-    step_s: float | None = None  # seconds of that step
+    measured_bytes: int | None = None  # the peak
+    reserved_bytes: int | None = None  # with gaps and cache; None on a CPU
+    step_s: float | None = None
 
     def __str__(self) -> str:
         how = f"planned {format_gib(self.planned_bytes)}"
@@ -58,7 +54,7 @@ class Verdict:
         elif self.tried:
             how += ", and a real step ran out of memory"
         elif self.fits:
-            how += f", not tried ({self.untried_reason})"
+            how += ", not tried"
         limit = format_gib(self.limit_bytes)
         figures = f"micro_batch {self.micro_batch}: {how}, of {limit} it may use."
         return f"It fits. {figures}" if self.fits else f"It does not fit. {figures} {self.change}"
@@ -151,11 +147,12 @@ def check_changes(work: Workload, checked: Verdict, chosen: Workload) -> str:
     """
     if chosen.planned_bytes <= max(work.planned_bytes, checked.planned_bytes):
         return ""
-    changed = ", ".join(changed_settings(work, chosen))
     verdict = preflight(chosen)
+    changed = ", ".join(changed_settings(work, chosen))
+    note = f"since the check before the run: {changed}. {verdict}"
     if not verdict.fits:
-        raise KitError(f"Since the check before the run: {changed}. {verdict}")
-    return f"since the check before the run: {changed}. {verdict}"
+        raise KitError(note)
+    return note
 
 
 def divisors(number: int) -> list[int]:
@@ -171,8 +168,6 @@ def change(work: Workload, room_bytes: int) -> str:
     smaller = "choose the preset of a smaller tier"
     if work.finetuning.base is not None and not work.finetuning.adapters:
         smaller = "train adapters (`finetune.method` lora)"
-    if not has_8bit_adamw(work.hw):
-        smaller += f", use 8-bit AdamW ({eight_bit_adamw(work.hw).reason})"
     return (
         "Even single rows with every saving on need "
         f"{format_gib(least.planned_bytes)}: {smaller}, or leave the longest utterances out "
@@ -209,15 +204,12 @@ def changed_settings(work: Workload, other: Workload) -> list[str]:
     """What to set to come from `work` to `other`: ["micro_batch 4 -> 2", "sdpa on"]."""
     before = {"micro_batch": work.data.micro_batch} | vars(work.speed)
     after = {"micro_batch": other.data.micro_batch} | vars(other.speed)
-    changes = []
-    for name, value in after.items():
-        if value == before[name]:
-            continue
-        if isinstance(value, bool):
-            changes.append(f"{name} {'on' if value else 'off'}")
-        else:
-            changes.append(f"{name} {before[name] or 'any'} -> {value or 'any'}")
-    return changes
+    changed = {name: value for name, value in after.items() if value != before[name]}
+    words = {True: "on", False: "off"}
+    return [
+        f"{name} {words[value]}" if isinstance(value, bool) else f"{name} {before[name]} -> {value}"
+        for name, value in changed.items()
+    ]
 
 
 def trial_peak(work: Workload) -> dict:
@@ -230,9 +222,7 @@ def trial_peak(work: Workload) -> dict:
     except (RuntimeError, MemoryError) as error:
         if not is_oom(error):
             raise
-    # Out of the handler the error frees what the step held. The run begins with an empty cache,
-    # as the trial did.
-    release_memory(work.hw.device)
+    release_memory(work.hw.device)  # out of the handler the error frees what the step held
     return peak
 
 
@@ -287,65 +277,3 @@ def measure_peak(step: Callable[[], float | None], device: str) -> dict:
     events.sort(key=lambda event: event.start_ns())
     measured = max(itertools.accumulate(event.nbytes() for event in events))
     return {"measured_bytes": measured, "reserved_bytes": None, "step_s": step_s}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Trial:
-    """What some steps of a new model took."""
-
-    rows: list[dict]  # of a log
-    validation_s: float  # one validation of the weights and of their average
-    gate_s: float  # one evaluation by the gate; an untrained voice speaks to its limit
-
-    def seconds_per_step(self, config: TrainConfig) -> float:
-        """Seconds of a step with its share of validations and gate evaluations."""
-        seconds = estimate.seconds_per_step(self.rows, config)
-        if config.eval_steps:
-            seconds += self.validation_s / config.eval_steps
-        if config.gate_every:
-            seconds += self.gate_s / config.gate_every
-        return seconds
-
-
-def run_trial(
-    model: GPTConfig,
-    config: TrainConfig,
-    speed: SpeedConfig,
-    hw: Hardware,
-    finetuning: Finetuning,
-    batches: Sequence[EffectiveBatch],
-    threads: int,
-    validation: Sequence[EffectiveBatch] = (),
-    make_gate: Callable[[], Callable[[SpeechGPT], dict]] | None = None,
-) -> Trial:
-    """Take one real step on each of `batches` with a new model; nothing is saved.
-
-    Each batch is used twice, and its second step counts: the first one has a new length and
-    allocates memory, and takes up to half as long again. The batches should be of usual length:
-    the run itself may begin with short sentences.
-    """
-    torch.set_num_threads(threads)
-    speed = dataclasses.replace(speed, compile=False)
-    # The run itself may be shorter than the trial, and nothing stops the trial early.
-    batches = [*batches, *batches]
-    steps = max(len(batches), config.max_steps)
-    config = dataclasses.replace(config.without_gate(), max_steps=steps, early_stopping_patience=0)
-    trainer = Trainer(SpeechGPT(model), config, speed, hw, finetuning)
-    rows = []
-    for event in itertools.islice(train(trainer, batches), len(batches)):
-        wall_s = event.unix_s - rows[-1]["unix_s"] if rows else None
-        rows.append(dataclasses.asdict(event) | {"wall_s": wall_s})
-    trainer.model.eval()
-    began_s = time.perf_counter()
-    if validation:
-        how = (hw.device, trainer.applied.precision, trainer.micro_rows)
-        for _ in range(2 if trainer.ema else 1):
-            validation_loss(trainer.model, validation, *how)
-    validated_s = time.perf_counter()
-    if make_gate:
-        make_gate()(merged(trainer.model))
-    return Trial(
-        rows=rows[len(rows) // 2 :],
-        validation_s=validated_s - began_s,
-        gate_s=time.perf_counter() - validated_s,
-    )

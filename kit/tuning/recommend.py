@@ -30,13 +30,11 @@ def use_advice(name: str) -> dict[str, dict]:
     return {setting: {"value": value, "why": why[setting]} for setting, value in values.items()}
 
 
-def format_setting(value: object) -> str:
-    """A setting's value as a person reads it."""
-    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
-
-
 def advice_table(advice: dict[str, dict]) -> dict[str, str]:
     """One line a setting, for a notebook."""
-    return {
-        name: f"{format_setting(each['value'])}: {each['why']}" for name, each in advice.items()
-    }
+    words = {True: "on", False: "off"}
+    lines = {}
+    for name, each in advice.items():
+        value = each["value"]
+        lines[name] = f"{words[value] if isinstance(value, bool) else value}: {each['why']}"
+    return lines

@@ -9,7 +9,7 @@ Shapes: B batch, S packed sequence, V code vocabulary.
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -24,7 +24,6 @@ from kit.settings import GPTConfig, SpeedConfig, TrainConfig
 from kit.training import checkpoint
 from kit.training.loop import forward_backward, train
 from kit.training.trainer import Trainer
-from kit.tuning.checks import Check
 
 LAYERS = 2
 WIDTH = 64
@@ -52,35 +51,31 @@ Outcome = tuple[str, str, bool | None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Example:
-    """A row of the run's data, as the code cache holds it."""
-
-    text: np.ndarray  # ids
-    codes: np.ndarray
-    reference: Tensor  # (M, T)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Subject:
     """What is proved: the kind of model, rows of the data, and where it trains."""
 
     config: GPTConfig  # of the small model
-    examples: Sequence[Example]
+    texts: list[np.ndarray]  # ids of some rows of the run's data, as the code cache holds them
+    codes: list[np.ndarray]
+    references: Tensor  # (B, M, T)
     stream: Callable[[dict | None], Iterator[EffectiveBatch]]  # from a position on, None: the start
     hw: Hardware
     precision: str  # in which the run trains
     decode: Callable[[list[int]], str]  # text ids to text
 
     def batch(self, count: int, per_pass: int, pad_to: int = 0) -> EffectiveBatch:
-        """The first `count` examples as one effective batch, in passes of `per_pass` rows."""
+        """The first `count` rows as one effective batch, in passes of `per_pass` rows."""
         micro = []
         for first in range(0, count, per_pass):
-            rows = self.examples[first : min(count, first + per_pass)]
-            texts = [row.text for row in rows]
-            codes = [row.codes for row in rows]
-            cond = torch.stack([row.reference for row in rows])
-            micro.append(pack(self.config, texts, codes, cond, pad_to))
+            part = slice(first, min(count, first + per_pass))
+            rows = (self.texts[part], self.codes[part], self.references[part])
+            micro.append(pack(self.config, *rows, pad_to))
         return EffectiveBatch(micro=micro, position={})
+
+    @property
+    def whole(self) -> EffectiveBatch:
+        """All rows in one pass."""
+        return self.batch(len(self.codes), len(self.codes))
 
     def trainer(self, steps: int, lr: float = 1e-3, **switches: bool) -> Trainer:
         """A trainer of a new model, always with the same weights; `switches` are those on."""
@@ -111,19 +106,13 @@ def small_config(config: GPTConfig) -> GPTConfig:
     )
 
 
-def prove(subject: Subject, proofs: dict[str, tuple[Callable, str]]) -> Iterator[Check]:
-    """Yield each of `proofs`, one after the other: {name: (proof, what it shows)}."""
-    for name, (proof, shows) in proofs.items():
-        yield Check(name, *proof(subject), shows)
-
-
 @torch.inference_mode()
 def loss_at_start(subject: Subject) -> Outcome:
     """An untrained model must guess: the mean of -log p over codes is the log of their number."""
     # Shared digits are sums of several tables, so the first guess is less even.
     config = dataclasses.replace(subject.config, code_levels=())
     model = dataclasses.replace(subject, config=config).trainer(1).model.eval()
-    batch = subject.batch(len(subject.examples), len(subject.examples))
+    batch = subject.whole
     _, code_loss = model(batch.micro[0].to(subject.hw.device))
     loss = code_loss.item() / batch.code_targets
     wanted = math.log(subject.config.code_vocab)
@@ -134,25 +123,22 @@ def loss_at_start(subject: Subject) -> Outcome:
 
 def labels(subject: Subject) -> Outcome:
     """Each target must be the next input, and all of a row's targets its own text and codes."""
-    batch = subject.batch(len(subject.examples), len(subject.examples)).micro[0]
+    batch = subject.whole.micro[0]
     following = batch.tokens.flatten().roll(-1)
-    kinds = {
-        "text": (batch.text_indices, batch.text_targets, 0),
-        "codes": (batch.code_indices, batch.code_targets, subject.config.text_vocab),
-    }
+    kinds = (
+        (batch.text_indices, batch.text_targets, 0, subject.texts),
+        (batch.code_indices, batch.code_targets, subject.config.text_vocab, subject.codes),
+    )
     wrong = 0
-    shown = {}
-    for kind, (indices, targets, first_id) in kinds.items():
+    for indices, targets, first_id, rows in kinds:
         row_of = indices // batch.tokens.shape[1]
-        for row, example in enumerate(subject.examples):
-            wanted = torch.as_tensor(getattr(example, kind).astype(np.int64))
-            own = targets[row_of == row][: len(wanted)]
-            inputs = following[indices[row_of == row]][: len(wanted)] - first_id
-            wrong += len(wanted) - len(own)
-            wrong += int(((own != wanted[: len(own)]) | (own != inputs)).sum())
-            shown.setdefault(kind, own.tolist())
-    first = f"{subject.decode(shown['text'])!r}, codes {' '.join(map(str, shown['codes'][:6]))} ..."
-    figure = f"{wrong} wrong targets in {len(subject.examples)} rows. The first: {first}"
+        inputs = following[indices] - first_id
+        for row, wanted in enumerate(rows):
+            for given in (targets, inputs):
+                wrong += given[row_of == row].tolist()[: len(wanted)] != wanted.tolist()
+    codes = " ".join(map(str, subject.codes[0][:6]))
+    figure = f"{wrong} wrong rows of {len(subject.codes)}. The first: "
+    figure += f"{subject.decode(subject.texts[0].tolist())!r}, codes {codes} ..."
     return figure, "none", not wrong
 
 
@@ -183,14 +169,15 @@ def code_logits(model: SpeechGPT, batch: Batch) -> Tensor:
 
 def gradients(subject: Subject) -> Outcome:
     """The gradients of a batch must not depend on how it is split, padded or computed."""
-    rows = len(subject.examples)
-    width = subject.batch(rows, rows).micro[0].tokens.shape[1]
-    whole = _gradient(subject, subject.batch(rows, rows))
+    rows = len(subject.codes)
+    batch = subject.whole
+    width = batch.micro[0].tokens.shape[1]
+    whole = _gradient(subject, batch)
     ways = {
         f"{rows} passes of one row": _gradient(subject, subject.batch(rows, 1)),
         "padded": _gradient(subject, subject.batch(rows, rows, width + 24)),
-        "recomputed": _gradient(subject, subject.batch(rows, rows), gradient_checkpointing=True),
-        "fused attention": _gradient(subject, subject.batch(rows, rows), sdpa=True),
+        "recomputed": _gradient(subject, batch, gradient_checkpointing=True),
+        "fused attention": _gradient(subject, batch, sdpa=True),
     }
     errors = {name: ((way - whole).norm() / whole.norm()).item() for name, way in ways.items()}
     matmuls = "fp32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
@@ -209,16 +196,12 @@ def _gradient(subject: Subject, batch: EffectiveBatch, **switches: bool) -> Tens
 def overfitting(subject: Subject) -> Outcome:
     """A few rows must be memorised."""
     trainer = subject.trainer(OVERFIT_STEPS, lr=5e-3, sdpa=True)
-    batches = itertools.repeat(subject.batch(OVERFIT_ROWS, OVERFIT_ROWS))
-    loss = math.inf
-    step = 0
-    for event in train(trainer, batches):
-        loss = event.loss
-        step = event.step
-        if loss < OVERFITTED:
+    for event in train(trainer, itertools.repeat(subject.batch(OVERFIT_ROWS, OVERFIT_ROWS))):
+        if event.loss < OVERFITTED:
             break
-    figure = f"{loss:.3f} nats for {OVERFIT_ROWS} rows after {step} steps"
-    return figure, f"below {OVERFITTED:g} within {OVERFIT_STEPS} steps", loss < OVERFITTED
+    figure = f"{event.loss:.3f} nats for {OVERFIT_ROWS} rows after {event.step} steps"
+    passed = event.loss < OVERFITTED
+    return figure, f"below {OVERFITTED:g} within {OVERFIT_STEPS} steps", passed
 
 
 def half_precision(subject: Subject) -> Outcome:

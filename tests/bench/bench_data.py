@@ -16,13 +16,10 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-import numpy as np
 import orjson
 import psutil
 from rows import apart, result, run_parts, take_turns
 
-from kit.batches.batching import padding_waste
-from kit.settings import DataConfig
 from kit.streams.formats import JsonLines, TextLines
 from kit.streams.stream import StreamConfig
 
@@ -185,23 +182,8 @@ def json_rows(folder: Path, options) -> list[dict]:
     return rows
 
 
-def padding_rows(folder: Path, options) -> list[dict]:
-    """Share of padding in batches of 16 of log-normal lengths (mean 5 s, deviation 2.5 s)."""
-    sigma = np.sqrt(np.log(1 + (2.5 / 5) ** 2))
-    seconds = np.random.default_rng(0).lognormal(np.log(5) - sigma**2 / 2, sigma, 20_000)
-    lengths = np.maximum(1, seconds * 43).astype(int).tolist()  # tokens, about 43 a second
-    config = DataConfig(effective_batch=16, micro_batch=16, sort_window=4096)
-    share = padding_waste(lengths, config)
-    peer = "any order"
-    random = share.pop(peer)
-    return [
-        result(f"padding, {way}", 100 * part, "%", peer, 100 * random, random / part)
-        for way, part in share.items()
-    ]
-
-
 PARTS = {"lines": line_rows, "datasets": datasets_rows, "memory": memory_rows}
-PARTS |= {"resume": resume_rows, "json": json_rows, "padding": padding_rows}
+PARTS |= {"resume": resume_rows, "json": json_rows}
 
 
 def main() -> None:

@@ -16,10 +16,9 @@ the check works. It says nothing about any GPU.
 import argparse
 import datetime
 import functools
-import importlib
+import importlib.util
 import json
 import os
-import platform
 import shlex
 import subprocess
 import sys
@@ -27,7 +26,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 
 import psutil
@@ -36,9 +35,9 @@ from gpu_setting import Setting, note_row
 from rows import table
 
 from kit.base.files import write_atomic
-from kit.base.hardware import allow_expandable_segments, detect, set_cuda_defaults
+from kit.base.hardware import allow_expandable_segments, detect, set_cuda_defaults, versions
+from kit.base.run import git_state
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 LOOK_S = 0.5  # between two looks at what the parts have measured
 
 
@@ -60,10 +59,7 @@ PARTS = {
     "attention": "gpu_checks:attention_rows",
     "parity": "gpu_checks:parity_rows",
     "recovery": "gpu_checks:recovery_rows",
-    "codec": "gpu_checks:codec_rows",
-    "recogniser": "gpu_checks:recognizer_rows",
     "tests": "gpu_checks:test_rows",
-    "monitor": "gpu_checks:monitor_rows",
 }
 # Seconds for each part. A GPU that is lent for minutes runs `decide`, then `confirm`: within 275 s
 # each, everything that is decided by these figures. Your own runs all three.
@@ -84,10 +80,7 @@ COMMANDS = {
         "attention": 35,
         "parity": 60,
         "recovery": 30,
-        "codec": 30,
-        "recogniser": 30,
         "tests": 90,
-        "monitor": 15,
     },
 }
 PRETENDED = {"steps": 6, "codes": 6}
@@ -208,19 +201,18 @@ def measure_all(limits_s: dict[str, float], whole_s: float, measured: Table) -> 
 
 def describe_machine(setting: Setting) -> dict:
     """What the figures depend on: card, driver, clocks, versions, commit, command."""
-    packages = ("torch", "triton", "transformers", "bitsandbytes", "numpy")
+    packages = ("triton", "transformers", "bitsandbytes", "numpy")
     machine = {
         "name": setting.hw.name,
         "gpu": not setting.pretended,
-        "commit": os.environ.get("KIT_COMMIT") or git_commit(),
+        "commit": os.environ.get("KIT_COMMIT") or git_state(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": shlex.join([Path(sys.executable).name, *sys.argv]),
-        "python": platform.python_version(),
         "cores": setting.hw.cores,
-        "processor": platform.processor() or platform.machine(),
         "memory_bytes": setting.hw.memory_bytes,
+        **versions(),
     }
-    machine |= {name: installed_version(name) for name in packages}
+    machine |= {name: version(name) for name in packages if importlib.util.find_spec(name)}
     if setting.pretended:
         return machine
     machine["capability"] = list(setting.hw.capability)
@@ -230,30 +222,15 @@ def describe_machine(setting: Setting) -> dict:
 
 
 def nvidia_smi() -> dict:
-    """Driver, power limit and highest clocks, as the driver states them; what it hides is None."""
+    """Driver, power limit and highest clocks, as the driver states them; {} where it hides them."""
     names = ("driver_version", "power.limit", "clocks.max.sm", "clocks.max.mem")
     query = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader"]
     try:
         output = subprocess.run(query, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
-        return dict.fromkeys(names)
+        return {}
     values = [value.strip() for value in output.splitlines()[0].split(",")]
     return dict(zip(names, values))
-
-
-def git_commit() -> str | None:
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=10"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-def installed_version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def main() -> None:
@@ -283,17 +260,14 @@ def main() -> None:
         limits_s = dict.fromkeys(parts, options.limit_s / len(parts))
     measure_all(limits_s, options.limit_s, measured)
     rows = [row for part in limits_s for row in measured.rows.get(part, [])]
-    table([row | {"note": describe_row(row)} for row in rows])
+    for row in rows:
+        status = row.get("status") or "ok"
+        words = row.get("note") or f"{row['unit']}, {row['peer']}"
+        row["note"] = words if status == "ok" else f"{status}: {words}"
+    table(rows)
     statuses = [row.get("status") for row in rows]
     print(f"\n{len(rows)} rows, {statuses.count('off')} off, {statuses.count('failed')} failed")
     print(path)
-
-
-def describe_row(row: dict) -> str:
-    """What the table says behind the figures."""
-    status = row.get("status") or "ok"
-    words = row.get("note") or f"{row['unit']}, {row['peer']}"
-    return words if status == "ok" else f"{status}: {words}"
 
 
 if __name__ == "__main__":

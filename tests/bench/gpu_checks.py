@@ -1,4 +1,4 @@
-"""Parts of the GPU check that compare: kernels, numbers, memory, recovery, resuming, sound.
+"""Parts of the GPU check that compare: kernels, numbers, memory, recovery, resuming.
 
 Each is a generator of rows, so that what was measured before a failure is kept.
 """
@@ -28,14 +28,10 @@ from gpu_setting import (
     some_batches,
     train_losses,
     train_steps,
-    wait_for_device,
 )
-from infer_calls import random_model, request
 from rows import result
 from torch.profiler import ProfilerActivity, profile
 
-from kit.audio.mel_codec import MelCodec
-from kit.audio.recognizer import Recognizer, train_recognizer
 from kit.base import compiler
 from kit.base.config import build, load_preset
 from kit.base.hardware import (
@@ -51,8 +47,6 @@ from kit.notebook.plots import GIB
 from kit.settings import (
     DataConfig,
     GPTConfig,
-    MelCodecConfig,
-    RecognizerConfig,
     SpeedConfig,
     TrainConfig,
 )
@@ -60,7 +54,6 @@ from kit.training import checkpoint
 from kit.training.trainer import Trainer
 from kit.tuning.measure import Task, make_batches
 from kit.tuning.memory_plan import Workload
-from kit.tuning.monitor import Monitor
 from kit.tuning.preflight import trial_peak
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -353,102 +346,6 @@ def variant_rows(setting: Setting) -> Iterator[dict]:
         difference = relative_difference(losses, expected)
         more = {"ran": state.applied.names}
         yield limit_row(f"{name}: difference of the losses", difference, "share", limit, **more)
-
-
-# --- codec, recogniser, latents -------------------------------------------------------------
-
-
-def codec_rows(setting: Setting) -> Iterator[dict]:
-    """The codec trains on the device, lands on the CPU, and gives there what it gives here."""
-    device = setting.hw.device
-    config = MelCodecConfig(width=32, blocks=2, steps=12, batch=4, griffin_lim_iters=8)
-    torch.manual_seed(0)
-    waves = [wave(seconds_long) for seconds_long in (0.8, 1.0, 1.3)]
-    for precision in ("fp32", setting.precision):
-        codec = MelCodec(config)
-        losses = [loss for _, loss in codec.fit(waves, device, precision)]
-        row = f"codec, {precision}: loss of 12 steps"
-        yield falling(row, losses, {p.device.type for p in codec.parameters()})
-    mine, here = codec.encode(waves[0][None]), codec.to(device)
-    theirs = here.encode(waves[0][None].to(device)).cpu()
-    yield limit_row(
-        "codec: codes unlike the CPU's", float((theirs != mine).float().mean()), "share", 0.05
-    )
-    values = here.fsq.dequantize(mine.to(device)).float()
-    magnitude = here.decode_values(values)[1].exp().detach()
-    sound = here.griffin_lim(magnitude).cpu()
-    wanted = here.cpu().griffin_lim(magnitude.cpu())
-    off = float((sound - wanted).norm() / wanted.norm())
-    yield limit_row("Griffin-Lim: difference from the CPU's", off, "share", 0.02)
-
-
-def wave(length_s: float) -> torch.Tensor:
-    """Something like a voice, (L,)."""
-    t = torch.arange(int(22050 * length_s)) / 22050
-    tone = sum(torch.sin(2 * math.pi * 140 * k * t) / k for k in range(1, 8))
-    return 0.2 * tone * (1 + torch.sin(2 * math.pi * 3 * t)) + 0.01 * torch.randn(len(t))
-
-
-def falling(row: str, losses: list[float], devices: set[str]) -> dict:
-    """A loss that fell, of a module whose weights are on the CPU again."""
-    well = math.isfinite(sum(losses)) and losses[-1] < losses[0] and devices == {"cpu"}
-    more = {"status": "ok" if well else "off", "weights_on": sorted(devices)}
-    return result(row, losses[-1], "loss", "first", losses[0], losses[0] / losses[-1], **more)
-
-
-def recognizer_rows(setting: Setting) -> Iterator[dict]:
-    """The recogniser trains on the device and gives the same transcripts on the CPU."""
-    torch.manual_seed(0)
-    config = RecognizerConfig(width=32, blocks=2, steps=12, batch=4)
-    mels = [torch.randn(80, 60 + 4 * i) - 5 for i in range(8)]
-    texts = ["ab", "ba", "aab", "abb", "bab", "bba", "aba", "bb"]
-    for precision in ("fp32", setting.precision):
-        model = Recognizer(config, "ab")
-        training = train_recognizer(model, mels, texts, setting.hw.device, precision)
-        losses = [loss for _, loss in training]
-        row = f"recogniser, {precision}: loss of 12 steps"
-        yield falling(row, losses, {p.device.type for p in model.parameters()})
-    mine = model.log_probs(mels[:2])
-    theirs = model.to(setting.hw.device).log_probs(mels[:2])
-    off = max(float((a - b).abs().max()) for a, b in zip(theirs, mine))
-    yield limit_row("recogniser: difference from the CPU's", off, "nats", 0.02)
-    gpt = random_model("S", 1)
-    cond = request(gpt.config, 1)[1]
-    with torch.inference_mode():
-        mine = gpt.conditioner(cond)
-        theirs = gpt.to(setting.hw.device).conditioner(cond.to(setting.hw.device)).cpu()
-    off = float((theirs - mine).norm() / mine.norm())
-    yield limit_row("latents of a reference: difference from the CPU's", off, "share", 1e-3)
-
-
-# --- the machine ----------------------------------------------------------------------------
-
-
-def monitor_rows(setting: Setting) -> Iterator[dict]:
-    """What the monitor reads while the device is kept busy."""
-    device, busy_s = setting.hw.device, 0.5 if setting.pretended else 4.0
-    block = torch.randn(512 if setting.pretended else 8192, 1024, device=device)
-    with Monitor(setting.hw, every_s=busy_s / 8) as monitor:
-        until_s = time.monotonic() + busy_s
-        while time.monotonic() < until_s:
-            for _ in range(20):
-                block @ block.mT
-            wait_for_device(device)
-    summary = monitor.summary()
-    if summary["error"] or not summary["count"]:
-        yield note_row("monitor", summary["error"] or "it took no sample", "failed")
-        return
-    memory, held = summary["memory_peak_bytes"], block.nbytes
-    plausible = held <= memory <= setting.hw.memory_bytes
-    more = {"status": "ok" if plausible else "off", "source": summary["source"]}
-    figures = memory / 2**30, "GiB", "all there is", setting.hw.memory_bytes / 2**30, None
-    yield result("monitor: memory in use", *figures, **more)
-    load = summary["load_mean"]
-    if load is None:
-        yield note_row("monitor: load", summary["load_note"], "failed")
-        return
-    status = "ok" if setting.pretended or load > 0.3 else "off"
-    yield result("monitor: load of busy seconds", load, "share", status=status)
 
 
 def test_rows(setting: Setting) -> Iterator[dict]:

@@ -53,7 +53,7 @@ def test_exit_codes_tell_what_fits_what_does_not_and_what_is_wrong(tmp_path, pro
     code, _, err = terminal.run("check", "--set", "train.steeps=1")
     assert code == 2 and "steeps" in err
     code, out, _ = terminal.run("check", "--gpu", "16 GiB, 7.5")
-    assert code == 0 and "XTTS-v2, all weights" in out and "a T4" in out
+    assert code == 0 and "XTTS-v2, all weights" in out and "unknown" in out
     for gpu, fact in (("T5", "16 GiB, 7.5"), ("16 GiB, 7.0", "Turing")):
         code, _, err = terminal.run("check", "--gpu", gpu)
         assert code == 2 and fact in err and len(err.splitlines()) == 1
@@ -92,11 +92,10 @@ def test_the_card_decides_preset_precision_and_rank(on_card, gpu, preset_name, p
     assert (run.preset_name, run.precision.value) == (preset_name, precision)
     text = "\n".join(map(str, check(run, gpu)))
     assert all(each["fits"] == "yes" for what, each in planned(run).items() if "scratch" in what)
-    assert "measured)" in text and f"adapters of rank {rank}." in text
+    assert f"adapters of rank {rank}." in text
 
 
-def test_settings_count_and_a_preset_that_does_not_fit_is_refused(on_card):
-    assert "measured" not in str(planned(on_card("T4", model={"layers": 6})))
+def test_a_preset_that_does_not_fit_is_refused():
     run = open_settings("", "80gb", "", {}, "4 GiB, 8.6")
     assert run.preset_name == "80gb"
     with pytest.raises(KitError, match="GiB at least") as raised:

@@ -1,6 +1,5 @@
 """What notebook 00 shows and records of this machine."""
 
-import re
 import shutil
 
 import pytest
@@ -43,8 +42,6 @@ def test_every_step_draws_itself_is_recorded_and_reports_what_is_too_large(run):
     assert set(report["setup"]) == set(names.split(", "))
     assert report["train"]["planned_bytes"] > 1e6
     assert "Next: 01_data_prep, or python -m kit prepare" in str(found[-1])
-    run.record(data={"hours": 1.2, "source": {"data": "my/recordings"}})
-    assert re.search(r"1\.20 hours.*BASE_MODEL", str(Setup(run).summary()))
     run.preset["memory"] = {"max_memory_fraction": 1e-4}
     reported = Setup(run).memory()
     assert "It fits." not in str(reported)
@@ -59,4 +56,4 @@ def test_matmuls_the_machine_and_time_name_their_values(run):
     assert figures["speed.tf32"].startswith(("on: ", "off: ")) and figures["goal"] == "balanced"
     assert [name for name in figures if name.endswith(", for balanced")]
     assert "steps of" in str(Setup(run).time())
-    assert "built-in" not in str(Setup(run, own=True).time())
+    assert "steps of" in str(Setup(run, own=True).time())

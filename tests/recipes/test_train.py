@@ -348,7 +348,7 @@ def test_a_time_budget_shortens_a_run_and_a_started_one_is_planned_by_its_log(tm
     assert shortened.config.max_steps < 500
     assert f"Training {shortened.config.max_steps:,} instead" in str(shortened.in_time())
     asked = untried(Training(active(tmp_path, **budget), max_steps=500))
-    asked.trial = shortened.trial
+    asked.trial_step_s = shortened.trial_step_s
     assert str(asked.in_time()).startswith("Training: 500 steps of")
     run = active(tmp_path)
     leave_log(tmp_path, ({"step": i, "steps": 2000, "wall_s": 0.5} for i in range(1, 30)))

@@ -204,5 +204,5 @@ def test_gpus_are_offered_and_what_trains_already_is_not_tried(tmp_path, monkeyp
     training = Training(active(tmp_path))
     monkeypatch.setattr(TrainingProcess, "running", True)
     monkeypatch.setattr(training_plan, "in_process", None)
-    assert "not tried (the run is training at this moment)" in str(training.fits())
+    assert "is training at this moment" in str(training.fits())
     assert training.verdict.fits

@@ -2,19 +2,15 @@
 
 import dataclasses
 import itertools
-import shutil
 from types import SimpleNamespace
 
 import pytest
 import torch
 from test_train import active
 
-from kit.base.errors import KitError
-from kit.batches.code_stream import validation_batches
 from kit.dataset.manifest import read_manifest
 from kit.model import gpt, sequence
 from kit.model.gpt import SpeechGPT
-from kit.model.weights import save_model
 from kit.recipes import verify
 from kit.recipes.training_data import TrainingData
 from kit.training import loop
@@ -108,31 +104,6 @@ BUGS = [
 def test_a_planted_bug_fails_its_own_proof(run, monkeypatch, where, name, bug, found):
     monkeypatch.setattr(where, name, bug)
     assert failures(run) == found
-
-
-def test_a_released_model_has_the_loss_that_its_own_code_gives(run, tmp_path, monkeypatch):
-    with pytest.raises(KitError, match=r"reference-loss.*does not start from a released"):
-        list(verify.verify(run, "3.2"))
-    based = active(tmp_path / "based")
-    torch.manual_seed(0)
-    data = TrainingData(based)
-    model = SpeechGPT(data.model).eval()
-    save_model(model, based.folder / "start.safetensors")
-    shutil.copyfile(based.path("tokenizer.model"), based.path("start-tokenizer.model"))
-    based.path("start_from").write_text("0 somewhere")
-    based.record(start_from={"release": "XTTS-v2"})
-    with pytest.raises(KitError, match=r"reference-loss low.*3\.21"):
-        verify.read_reference(based, "low")
-    with torch.inference_mode():
-        batches = [batch.micro for batch in validation_batches(data.stream("held_out"))]
-        losses = [model(micro)[1].item() for parts in batches for micro in parts]
-        targets = sum(len(micro.code_targets) for parts in batches for micro in parts)
-    monkeypatch.setattr(verify, "REFERENCE_ROWS", 10**6)
-    file = tmp_path / "loss.txt"
-    file.write_text(f"{sum(losses) / targets}\n")
-    proof = verify.released_loss(based, data, verify.read_reference(based, str(file)))
-    assert proof.passed
-    assert verify.released_loss(based, data, 1.2 * sum(losses) / targets).passed is False
 
 
 class Listener:

@@ -13,15 +13,15 @@ from threading import Event
 import helpers
 import pytest
 import torch
-from helpers import CPU, TRAIN, code_index, stream_in, tiny_session, train_in
+from helpers import CPU, DATA, TRAIN, code_index, stream_in, tiny_session, train_in
 
 from kit.base.errors import DiskError, KitError
 from kit.model.weights import load_model
 from kit.settings import SpeedConfig
 from kit.training import checkpoint
-from kit.training.config import FULL
 from kit.training.logs import read_log, summary
-from kit.tuning.preflight import run_trial
+from kit.tuning.estimate import time_steps
+from kit.tuning.memory_plan import Workload
 
 ON = {"ema": True}
 BUSY = dataclasses.replace(TRAIN, max_steps=40, save_steps=1)  # mostly writing checkpoints
@@ -280,11 +280,9 @@ def test_switches_may_change_between_two_halves(whole, tmp_path):
 def test_trial_steps_leave_no_trace(whole, tmp_path):
     session = tiny_session(tmp_path)
     usual = list(itertools.islice(session.make_batches(None, 2), 3))
-    ema = SpeedConfig(ema=True)
-    trial = run_trial(session.model, TRAIN, ema, CPU, FULL, usual, 1, session.validation)
-    assert [row["step"] for row in trial.rows] == [4, 5, 6], "of each batch the second step"
-    assert all(row["wall_s"] > 0 for row in trial.rows)
-    assert trial.validation_s > 0
+    speed = SpeedConfig(ema=True)
+    work = Workload(model=session.model, train=TRAIN, speed=speed, data=DATA, hw=CPU)
+    assert time_steps(work, usual, 1, session.validation) > 0
     assert not list(tmp_path.iterdir())
     assert [figures(e) for e in session.run(ON, Event())] == [figures(e) for e in whole[1]]
 

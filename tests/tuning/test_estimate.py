@@ -19,31 +19,23 @@ from kit.tuning.estimate import (
     seconds_per_step,
     stored_bytes,
 )
-from kit.tuning.preflight import Trial
 
 GB = 10**9
 CONFIG = TrainConfig(max_steps=10_000, eval_steps=50, save_steps=100, save_total_limit=2)
 
 
-def log(steps: int, step_s=1.0, validation_s=0.0, save_s=0.0, config=CONFIG, first=1) -> list[dict]:
+def log(steps: int, step_s=1.0, validation_s=0.0, save_s=0.0, first=1) -> list[dict]:
     """Rows as jsonl_log writes them: saving falls into the step after."""
     rows = []
     for step in range(first, first + steps):
-        judged = step % config.eval_steps == 0
-        wall_s = step_s + judged * validation_s + save_s * ((step - 1) % config.save_steps == 0)
-        wall_s = None if step == first else wall_s
-        rows.append(
-            {
-                "step": step,
-                "steps": config.max_steps,
-                "val_loss": 2.0 if judged else None,
-                "wall_s": wall_s,
-            }
-        )
+        row = {"step": step, "steps": CONFIG.max_steps, "val_loss": None, "wall_s": None}
+        if step > first:
+            row["wall_s"] = step_s + save_s * ((step - 1) % CONFIG.save_steps == 0)
+        if step % CONFIG.eval_steps == 0:
+            row |= {"val_loss": 2.0, "wall_s": row["wall_s"] + validation_s}
+        rows.append(row)
     return rows
 
-
-# Steps from the data.
 
 EPOCHS = TrainConfig(max_steps=20_000, num_train_epochs=16, min_steps=4000)
 EPOCHS = dataclasses.replace(EPOCHS, warmup_steps=500, eval_steps=250, gate_every=1000)
@@ -58,12 +50,9 @@ def test_steps_follow_from_the_data_between_least_and_most(epoch_steps, steps):
 def test_explicit_settings_win_and_a_started_run_keeps_its_own():
     assert resolve_steps(EPOCHS, 500, asked=300, previous=8000).max_steps == 300
     assert resolve_steps(EPOCHS, 700, previous=8000).max_steps == 8000  # the corpus has grown since
-    with pytest.raises(KitError, match=r"TrainConfig\.max_steps = -5"):
-        resolve_steps(EPOCHS, 500, asked=-5)
-    with pytest.raises(KitError, match=r"TrainConfig\.max_steps must be int, got '300'"):
-        resolve_steps(EPOCHS, 500, asked="300")
-    with pytest.raises(KitError, match=r"TrainConfig\.min_steps = 4000"):
-        TrainConfig(max_steps=1000, num_train_epochs=16, min_steps=4000)
+    for asked, fact in ((-5, "= -5"), ("300", "must be int, got '300'")):
+        with pytest.raises(KitError, match=rf"TrainConfig\.max_steps {fact}"):
+            resolve_steps(EPOCHS, 500, asked=asked)
 
 
 def test_warm_up_and_judgements_fit_the_steps_there_are():
@@ -78,10 +67,7 @@ def test_warm_up_and_judgements_fit_the_steps_there_are():
         counted = resolve_steps(each, 500, asked)
         assert (counted.eval_steps, counted.save_steps, counted.gate_every) == (250, 1000, 500)
     assert TrainConfig(max_steps=2000, eval_steps=500).for_steps(4000).eval_steps == 500
-
-
-def test_a_small_corpus_is_validated_every_two_passes_or_fifty_steps():
-    given = [(60, 0), (3, 0), (3, 300)]  # of 300 steps ten times
+    given = [(60, 0), (3, 0), (3, 300)]  # every two passes or fifty steps; of 300 steps ten times
     assert [resolve_steps(EPOCHS, *each).eval_steps for each in given] == [120, 50, 30]
 
 
@@ -112,14 +98,6 @@ def test_a_new_estimate_is_said_where_steps_take_another_time():
     assert clock(left) in said and clock(left * 0.5) in said
 
 
-def test_a_trial_counts_what_judges_the_voice():
-    rows = log(9, step_s=1.0)
-    trial = Trial(rows=rows, validation_s=10.0, gate_s=40.0)
-    config = dataclasses.replace(CONFIG, eval_steps=50, gate_every=100)
-    assert trial.seconds_per_step(config) == pytest.approx(1 + 10 / 50 + 40 / 100)
-    assert trial.seconds_per_step(config.without_gate()) == pytest.approx(1 + 10 / 50)
-
-
 def test_a_pause_between_sessions_and_a_closed_lid_do_not_count():
     rows = log(150) + log(150, first=151)
     rows[60]["wall_s"] = 8 * 3600.0
@@ -147,34 +125,19 @@ def test_all_steps_are_trained_in_time_without_a_budget_or_if_set(step_s, budget
 
 def test_a_slower_machine_trains_what_fits_into_the_budget_and_says_why():
     config, said = estimate_time(LONG, 0.72, BUDGET, SLOW)
-    assert config.max_steps == 1000 and config.schedule == LONG.schedule
-    assert config == LONG.for_steps(1000)
+    assert config == LONG.for_steps(1000) and config.schedule == LONG.schedule
     for fact in ("3,400 steps", "40:48", "12 minutes", "1,000", "12:08", "MAX_STEPS = 3400", SLOW):
         assert fact in said
-
-
-def test_too_few_steps_for_a_clear_voice_take_up_to_twice_the_minutes():
-    budget = dataclasses.replace(BUDGET, min_steps=1500)
-    config, said = estimate_time(LONG, 0.72, budget, SLOW)
-    assert config.max_steps == 1500
-    for fact in ("12 minutes", "1,000 steps", "1,500", "18:08"):
-        assert fact in said
-    taken = [estimate_time(LONG, step_s, budget, SLOW)[0].max_steps for step_s in (0.4, 1.44)]
-    assert taken == [1800, 1000], "enough fit, no more are taken; in twice the minutes"
-
-
-def test_where_hardly_any_steps_fit_the_smallest_preset_is_offered():
-    config, said = estimate_time(LONG, 5.8, BUDGET, SLOW)
-    assert config.max_steps == 124 and config.warmup_steps == 12
-    assert estimate_time(LONG, 60.0, BUDGET, SLOW)[0].max_steps == 2 * LONG.warmup_steps
-    assert "make demo PRESET=tiny RUN=look" in said and 'PRESET = "tiny"' in said
+    # Up to twice the minutes for a clear voice, and at least twice the warm-up.
+    clear = dataclasses.replace(BUDGET, min_steps=1500)
+    given = [(0.4, clear), (0.72, clear), (1.44, clear), (60.0, BUDGET)]
+    taken = [estimate_time(LONG, *each, SLOW)[0].max_steps for each in given]
+    assert taken == [1800, 1500, 1000, 2 * LONG.warmup_steps]
 
 
 def test_of_a_resumed_run_the_steps_to_go_are_counted():
     config, said = estimate_time(LONG, 0.5, BUDGET, SLOW, done=400, fixed=True)
     assert config == LONG and "3,000 of them to go, about 25:08" in said
-    finished = estimate_time(LONG, 0.5, BUDGET, SLOW, done=3400, fixed=True)[1]
-    assert "0 of them to go" in finished
 
 
 def test_a_training_longer_than_a_session_of_colab_is_a_warning():

@@ -2,25 +2,18 @@
 
 import dataclasses
 import itertools
-import math
 import os
 import shutil
 import subprocess
 import sys
-import threading
 
 import numpy as np
 import pytest
-import torch
-from helpers import CPU, DATA, GPT, TRAIN, until
+from helpers import CPU, DATA, GPT, TRAIN
 
-from kit.base.config import CONFIGS, load_preset, merge
-from kit.base.hardware import MATMUL_SHAPES
+from kit.base.config import CONFIGS, load_preset
 from kit.batches.batching import padding_lengths
-from kit.model.gpt import SpeechGPT
 from kit.settings import TrialConfig
-from kit.training import switches
-from kit.training.switches import Applied
 from kit.tuning import measure
 from kit.tuning.choose import LEFT_OUT, Trial
 from kit.tuning.measure import LADDER, SAVINGS, Task
@@ -74,19 +67,6 @@ def test_every_preset_has_a_task_whose_rows_fit_its_model(name):
     task = measure.preset_task(load_preset(name), CPU, threads=1)
     batch = next(measure.make_batches(task))  # raises where a row is too long
     assert sum(len(m.tokens) for m in batch.micro) == task.data.effective_batch
-
-
-def test_with_pinned_memory_the_same_batches_are_made_in_a_thread_of_their_own(monkeypatch):
-    plain = measure.run_variant(TASK, SHORT, ())
-    threads = []
-    really_on = Applied.on
-    on = lambda self, name: name == "pinned_memory" or really_on(self, name)  # noqa: E731
-    pin = lambda batch: threads.append(threading.current_thread().name) or batch  # noqa: E731
-    monkeypatch.setattr(Applied, "on", on)
-    monkeypatch.setattr(switches, "pin", pin)
-    assert measure.run_variant(TASK, SHORT, ())["loss"] == plain["loss"]
-    assert threads == ["batches_0"] * (SHORT.warmup_steps + SHORT.steps)
-    until(lambda: "batches_0" not in [thread.name for thread in threading.enumerate()])
 
 
 @pytest.fixture(scope="module")
@@ -161,26 +141,3 @@ import torch._dynamo, kit.tuning.measure
 def test_what_the_server_imports_leaves_the_gpu_alone():
     done = subprocess.run([sys.executable, "-c", WATCH], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
-
-
-def test_a_step_of_a_preset_is_timed_in_a_moment():
-    before = torch.get_num_threads()
-    try:
-        assert 0 < measure.step_seconds(load_preset("tiny"), CPU, 1) < 60
-        epochs = {"num_train_epochs": 16, "min_steps": 4000, "max_steps": 60000}
-        assert 0 < measure.step_seconds(merge(load_preset("tiny"), {"train": epochs}), CPU, 1) < 60
-    finally:
-        torch.set_num_threads(before)
-
-
-def test_the_matmuls_of_a_token_are_counted(monkeypatch):
-    """Beside the weights of a model; its attention and code head come on top."""
-    monkeypatch.setattr("kit.base.hardware.matmul_ms", lambda hw: {"fp32": 2.0, "bf16": 1.0})
-    measure.peak_flops.cache_clear()
-    operations = 2e3 * math.prod(MATMUL_SHAPES["cpu"]) / measure.peak_tokens_per_s(TASK)
-    matrices = sum(p.numel() for p in SpeechGPT(GPT).gpt.h.parameters() if p.dim() == 2)
-    assert 6 * matrices < operations < 2 * 6 * matrices
-    monkeypatch.setattr("kit.base.hardware.matmul_ms", lambda hw: {})
-    measure.peak_flops.cache_clear()
-    assert measure.peak_tokens_per_s(TASK) == math.inf
-    measure.peak_flops.cache_clear()

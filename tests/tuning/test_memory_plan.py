@@ -73,17 +73,15 @@ def test_the_plan_is_near_a_real_step(monkeypatch, step):
     require_near(monkeypatch, workload(model, precision, **over))
 
 
-@pytest.mark.parametrize("switches", [{}, {"sdpa": True, "mixed_precision": True} | ALL], ids=str)
 @pytest.mark.long
-def test_several_passes_keep_gradients_between_them(monkeypatch, switches):
-    require_near(monkeypatch, workload(LARGER, "bf16", **switches).with_rows(2))
+def test_several_passes_keep_gradients_between_them(monkeypatch):
+    require_near(monkeypatch, workload(LARGER, "bf16", sdpa=True, **ALL).with_rows(2))
 
 
-@pytest.mark.parametrize("lora", [LoRAConfig(), FEW])
 @pytest.mark.parametrize("switches", [{}, {"sdpa": True} | ALL], ids=str)
 @pytest.mark.long
 def test_adapters_and_frozen_matrices_in_half_the_bytes_are_planned_as_they_are(
-    monkeypatch, tmp_path, lora, switches
+    monkeypatch, tmp_path, switches
 ):
     full = workload(LARGER, "bf16", **switches)
     path = tmp_path / "start.safetensors"
@@ -91,7 +89,7 @@ def test_adapters_and_frozen_matrices_in_half_the_bytes_are_planned_as_they_are(
     for weights, tables in ((None, "new"), (path, "all")):
         base = Base(config=LARGER, sha256="", weights=weights)
         config = dataclasses.replace(LORA, tables=tables)
-        finetuning = Finetuning(config=config, lora=lora, base=base)
+        finetuning = Finetuning(config=config, lora=FEW, base=base)
         adapters = dataclasses.replace(full, finetuning=finetuning)
         require_near(monkeypatch, adapters)
         assert adapters.planned_bytes < full.planned_bytes

@@ -1,35 +1,17 @@
 """Advice for devices and purposes: settings that exist, each with its reason."""
 
-import dataclasses
-
 import pytest
 from helpers import CPU
+from test_presets import OVERLAYS, SECTIONS, card
 
 from kit.base.config import CONFIGS, build, load_preset
 from kit.base.errors import KitError
-from kit.base.hardware import Hardware
-from kit.settings import DataConfig, GPTConfig, SpeedConfig, TrainConfig
 from kit.tuning import recommend
 
-SECTIONS = {"model": GPTConfig, "train": TrainConfig, "speed": SpeedConfig, "data": DataConfig}
-OVERLAYS = sorted(path.stem for path in (CONFIGS / "use").glob("*.yaml"))
-# GiB as the driver reports them, compute capability.
-CARDS = {"RTX 2060": (5.8, (7, 5)), "RTX 2070": (7.8, (7, 5))}
-CARDS |= {"T4": (14.7, (7, 5)), "RTX 3060": (11.6, (8, 6)), "RTX 4090": (23.6, (8, 9))}
-CARDS |= {"H100": (79.1, (9, 0)), "a card of next year": (300.0, (13, 0))}
+CARDS = {name: card(name) for name in ("RTX 2060", "RTX 2070", "T4", "RTX 3090", "H100")}
 
 
-def card(name: str) -> Hardware:
-    gib, capability = CARDS[name]
-    gpu = dataclasses.replace(CPU, device="cuda", name=name, capability=capability)
-    return dataclasses.replace(gpu, memory_bytes=int(gib * 2**30))
-
-
-def values(advice: dict[str, dict]) -> dict:
-    return {setting: each["value"] for setting, each in advice.items()}
-
-
-@pytest.mark.parametrize("hw", [CPU, *map(card, CARDS)], ids=lambda hw: hw.name)
+@pytest.mark.parametrize("hw", [CPU, *CARDS.values()], ids=lambda hw: hw.name)
 def test_every_line_is_a_setting_there_is_with_a_reason(hw):
     found = recommend.recommend(hw)
     assert found
@@ -41,22 +23,20 @@ def test_every_line_is_a_setting_there_is_with_a_reason(hw):
         assert getattr(built, key) == each["value"]
 
 
-def test_small_cards_save_memory_and_large_ones_time():
-    found = {name: values(recommend.recommend(card(name))) for name in CARDS}
-    recompute = "speed.gradient_checkpointing"
-    assert found["RTX 2060"][recompute] is True
-    assert recompute not in found["T4"] | found["H100"], "the plan of the model decides"
+def test_small_cards_save_memory_and_each_architecture_gets_what_it_has():
+    found = {}
+    for name, hw in CARDS.items():
+        advice = recommend.recommend(hw)
+        found[name] = {setting.split(".")[1]: each["value"] for setting, each in advice.items()}
+    assert found["RTX 2060"]["gradient_checkpointing"] is True
     # A card reports less than its name says; it counts as what it is sold as.
-    assert found["RTX 2060"]["speed.ema_offload"] and "speed.ema_offload" not in found["RTX 2070"]
-
-
-def test_each_architecture_gets_what_it_has():
-    found = {name: values(recommend.recommend(card(name))) for name in CARDS}
-    assert found["T4"]["speed.mixed_precision"]
-    assert not found["T4"]["speed.tf32"] and found["RTX 4090"]["speed.tf32"]
-    assert found["H100"]["speed.compile"] and found["a card of next year"]["speed.compile"]
-    assert all(each["speed.pinned_memory"] is True for each in found.values())
-    assert values(recommend.recommend(CPU))["speed.pinned_memory"] is False
+    assert found["RTX 2060"]["ema_offload"] and "ema_offload" not in found["RTX 2070"]
+    recompute = "gradient_checkpointing"
+    assert recompute not in found["T4"] | found["H100"], "the plan of the model decides"
+    assert found["T4"]["mixed_precision"] and found["H100"]["compile"]
+    assert not found["T4"]["tf32"] and found["RTX 3090"]["tf32"]
+    assert all(each["pinned_memory"] is True for each in found.values())
+    assert recommend.recommend(CPU)["speed.pinned_memory"]["value"] is False
 
 
 @pytest.mark.parametrize("name", OVERLAYS)

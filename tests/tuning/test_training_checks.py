@@ -17,7 +17,6 @@ from kit.tuning.checks import (
     TOO_FEW,
     diagnose,
     gate_checks,
-    learning_checks,
     problems,
     recognizer_warning,
     step_shares,
@@ -48,7 +47,6 @@ CASES = {
     "checkpoints and logs": ({"wall_s": 1.5}, {"wall_s": 1.15}, "save_steps"),
     "RAM": ({"ram_bytes": 0.95 * GPU.ram_bytes}, {"ram_bytes": 0.85 * GPU.ram_bytes}, "workers"),
     "evaluation": ({"wall_s": 2.0, "eval_s": 0.95}, {"wall_s": 1.1}, "gate_every"),
-    "fragmented memory": ({"reserved_bytes": 9e9}, {"reserved_bytes": 7.9e9}, "length_mu"),
 }
 
 
@@ -142,7 +140,6 @@ def healthy(steps: int = 200) -> list[dict]:
         row = {"step": step, "steps": steps, "loss": 5 - step / 100, "grad_norm": 1.0}
         row |= {"step_s": 0.1, "forward_s": 0.1, "data_s": 0.0, "tokens": 100, "load": 0.9}
         row |= {"val_loss": None if step % 40 else 5.1 - step / 100, "ema_val_loss": None}
-        row["lr"] = 1e-3 * min(step, 20) / 20
         row["gate"] = None if step % 50 else {"cer": 0.5 - step / 1000}
         rows.append(row)
     return rows
@@ -180,12 +177,9 @@ FAULTS = [
     ("steps without a finite loss", change(190, loss=None)),
     ("training loss", losses(3.0, 3.1)),
     ("loss against guessing", losses(9.0, 5.1)),
-    ("warm-up", change(0, lr=1e-3)),
     ("first steps", lambda rows: [row.update(loss=7.0) for row in rows[10:15]]),
     ("gradient norm", change(170, grad_norm=90.0)),
-    ("time of a step", change(100, step_s=0.3)),
     ("idle device", change(100, load=0.69)),
-    ("held-out loss", held_out(4.0, 3.5, 3.7, 3.8, 3.7)),
     ("memorising", held_out(5.2, 5.15, 5.1, 5.05, 5.0)),
     ("errors in what it speaks", spoken(0.9, 0.9, 0.9, 0.95)),
     ("errors in what it speaks", spoken(1.0, 1.0, 1.0, 1.0)),
@@ -194,9 +188,9 @@ FAULTS = [
 
 def test_a_sound_training_passes_every_line():
     passing = training_checks(healthy(), **LIMITS)
-    assert len(passing) == 11 and all(check.passed for check in passing)
+    assert len(passing) == 8 and all(check.passed for check in passing)
     (line,) = checks.short_lines(passing)
-    assert line.count("✓") == 11
+    assert line.count("✓") == 8
     assert not failing(log_of(spoken(0.02, 0.02, 0.02, 0.03))), "it was clear from the start"
     assert {row[0] for row in checks.table(passing)[1:]} == {"✓"}
 
@@ -214,12 +208,6 @@ def test_each_line_has_a_case_that_fails_it_alone(what, fault):
     (sentence,) = problems(training_checks(rows, **LIMITS))
     assert sentence.startswith(f"{what}: ") and "(bound: " in sentence
     assert f"✗ {sentence}" in checks.short_lines(training_checks(rows, **LIMITS))
-
-
-def test_a_learning_rate_that_is_far_too_high_fails_what_every_training_must_pass():
-    rows = log_of(losses(7.43, 8.83))
-    assert [check.passed for check in learning_checks(rows, **LIMITS)] == [False, False, True]
-    assert {"training loss", "loss against guessing"} == set(failing(rows))
 
 
 def test_too_few_steps_neither_pass_nor_fail():
@@ -247,8 +235,6 @@ def test_each_fault_of_a_voice_is_named(over, fact):
 def test_a_memorising_voice_is_not_advised_to_train_longer():
     fix = suggest_fix(2.24, 6.93)  # an hour and a half of speech, 640 steps from scratch
     assert "BASE_MODEL" in fix and "2.24" in fix and "6.93" in fix
-    (problem,) = problems(gate_checks(GOOD | {"cer": 0.8}, 0.01, 0.12, fix))
-    assert problem.endswith(fix)
     for pair in ((7.1, 7.0), (1.2, 1.33), (None, None), (2.0, None)):
         assert suggest_fix(*pair) == "train longer"
 
