@@ -16,8 +16,8 @@ from kit.base.errors import KitError
 from kit.base.hardware import on_device
 from kit.dataset.alignment import alignment_score
 from kit.dataset.manifest import Utterance, read_manifest
-from kit.inference.compare_formats import batch_logits
-from kit.inference.decoder import Decoder, DecoderConfig
+from kit.inference.compare_formats import forced_logits
+from kit.inference.decoder import Decoder
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import pack
 from kit.model.weights import load_model
@@ -169,7 +169,7 @@ def decoding(subject: Subject) -> Outcome:
 @torch.inference_mode()
 def decoding_error(model: SpeechGPT, subject: Subject, weights: str) -> float:
     """The largest mean KL divergence in nats, of one row alone and of all rows together."""
-    decoder = Decoder(model, DecoderConfig(weights=weights))
+    decoder = Decoder(model, weights=weights)
     # START is never sampled: the decoder may give it no probability.
     sampled = torch.arange(model.config.code_vocab) != model.config.start_code
     errors = []
@@ -179,7 +179,7 @@ def decoding_error(model: SpeechGPT, subject: Subject, weights: str) -> float:
         examples = subject.examples[:count]
         counts = [len(row.codes) + model.config.stop_targets for row in examples]
         rows = [(row.text.tolist(), row.codes.tolist(), row.reference) for row in examples]
-        stepped = batch_logits(decoder, rows).cpu()
+        stepped = forced_logits(decoder, rows).cpu()
         for row, wanted in enumerate(logits.split(counts)):
             last = len(examples[row].codes) + 1  # the first STOP's
             wanted = wanted[:last, sampled].log_softmax(-1)
