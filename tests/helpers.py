@@ -362,6 +362,13 @@ def random_rows(config: GPTConfig, count: int, seed: int = 0) -> tuple[list, lis
     return texts, codes, cond
 
 
+@torch.no_grad()
+def training_states(model: SpeechGPT, text: list[int], codes: list[int], mel: torch.Tensor):
+    """The training path's states (N + 1, D), from which each code and what follows is predicted."""
+    batch = pack(model.config, [text], [codes], mel[None])
+    return model.hidden(batch)[0, batch.code_indices[: len(codes) + 1]]
+
+
 def effective_batch(config: GPTConfig, rows: tuple, parts=1, position=None) -> EffectiveBatch:
     """`rows` as one optimiser step in `parts` micro-batches."""
     size = len(rows[0]) // parts

@@ -18,6 +18,7 @@ from kit.base.compiler import keep_device_guard, will_compile
 from kit.base.errors import SpeechError
 from kit.base.formatting import nearest
 from kit.base.hardware import set_cuda_defaults
+from kit.base.tensor_file import is_finite
 from kit.inference.decoder_steps import (
     COMPILE_LOCK,
     CompiledSteps,
@@ -127,6 +128,12 @@ class Decoder(nn.Module):
         set_cuda_defaults()
         self.config = model.config
         self.device = model.final_norm.weight.device
+        for name, values in model.named_parameters():  # rounded to int8, NaN is a number
+            if not is_finite(name, values):
+                raise SpeechError(
+                    f"The model's weights are damaged: {name} is not finite. Load an earlier "
+                    "checkpoint, or train again with a lower learning rate."
+                )
         compiles, not_compiled = will_compile(compile, self.device)
         if compiles:
             keep_device_guard()

@@ -200,10 +200,10 @@ class DecodedBatch:
             stopped = len(stops) > 0
             end = int(stops[0]) if stopped else limit
             states = None
-            if self.states is not None:  # a copy: a view would keep those of the whole batch
+            if self.states is not None:  # copies: views would keep those of the whole batch
                 states = self.states[row, :end].to("cpu", torch.float32, copy=True)
             result = GeneratedCodes(
-                codes=codes[:end],
+                codes=codes[:end].clone(),
                 stopped=stopped,
                 log_prob=float(log_probs[row, : end + stopped].mean()),
                 temperature=self.config.temperature,

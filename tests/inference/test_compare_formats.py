@@ -7,14 +7,13 @@ from types import SimpleNamespace
 import nbformat
 import pytest
 import torch
-from helpers import GPT, random_rows, tiny_model
+from helpers import GPT, random_rows, tiny_model, training_states
 
 from kit.inference import compare_formats as formats
 from kit.inference.compare_formats import FormatResult, compare_logits, logits_of_each
 from kit.inference.decoder import Decoder
 from kit.inference.linear_formats import has_bf16
 from kit.inference.voice import Voice
-from kit.model.sequence import pack
 from kit.recipes.base_model import SAMPLE
 from kit.recipes.speak import load_exported
 from kit.settings import GenerateConfig
@@ -56,9 +55,7 @@ def rows() -> list[formats.RecordedExample]:
 @torch.inference_mode()
 def trained(model, row: formats.RecordedExample) -> torch.Tensor:
     """Logits (N + 1, V) of the training path."""
-    text, codes, mel = row
-    batch = pack(GPT, [text], [codes], mel[None])
-    return model.code_head(model.hidden(batch)[0, batch.code_indices[: len(codes) + 1]])
+    return model.code_head(training_states(model, *row))
 
 
 def test_costs_are_the_count_by_hand(model, rows):

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import GPT, graphed, random_rows, tiny_model
+from helpers import GPT, graphed, random_rows, tiny_model, training_states
 from torch._dynamo.utils import counters
 
 from kit.base.compiler import compiler_available
@@ -17,7 +17,6 @@ from kit.base.errors import SpeechError
 from kit.inference.compare_formats import GivenCodes, forced_logits
 from kit.inference.decoder import Decoder, attend
 from kit.inference.generate import generate
-from kit.model.sequence import pack
 from kit.settings import GenerateConfig
 
 GREEDY = GenerateConfig(temperature=0, max_codes_per_text_id=0)
@@ -57,12 +56,8 @@ def decoded(decoder: Decoder, texts, codes, cond) -> torch.Tensor:
 @torch.inference_mode()
 def trained(model, texts, codes, cond) -> torch.Tensor:
     """The same logits, in one pass of the training path over each row."""
-    found = []
-    for text, said, mel in zip(texts, codes.tolist(), cond):
-        batch = pack(model.config, [text], [said], mel[None])
-        hidden = model.hidden(batch)[0, batch.code_indices[: len(said) + 1]]
-        found.append(model.code_head(hidden))
-    return torch.stack(found)
+    rows = zip(texts, codes.tolist(), cond)
+    return torch.stack([model.code_head(training_states(model, *row)) for row in rows])
 
 
 def said(decoder, texts, cond, config: GenerateConfig = GREEDY) -> list[list[int]]:
@@ -222,6 +217,14 @@ def test_the_model_is_left_as_it_was(weights):
     assert all(module.training for module in model.modules())
     assert all(p.requires_grad for p in model.parameters())
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+@pytest.mark.parametrize(("weights", "value"), [("fp32", float("nan")), ("int8", float("inf"))])
+def test_damaged_weights_are_reported_at_once(weights, value):
+    damaged = tiny_model()
+    damaged.code_position.weight.data[3, 3] = value
+    with pytest.raises(SpeechError, match=r"code_position.* is not finite.* earlier checkpoint"):
+        Decoder(damaged, weights)
 
 
 def test_an_unknown_format_names_the_nearest():

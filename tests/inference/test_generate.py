@@ -6,7 +6,14 @@ import itertools
 
 import pytest
 import torch
-from helpers import GPT, graphed, opinionated_model, pretended_capture, random_rows
+from helpers import (
+    GPT,
+    graphed,
+    opinionated_model,
+    pretended_capture,
+    random_rows,
+    training_states,
+)
 from torch import Tensor
 
 from kit.base.errors import Note, SpeechError
@@ -14,7 +21,6 @@ from kit.inference import decoder_steps
 from kit.inference import generate as generation
 from kit.inference.decoder import Decoder
 from kit.inference.generate import Noise, candidate_seed, generate
-from kit.model.sequence import pack
 from kit.settings import GenerateConfig
 
 GREEDY = GenerateConfig(temperature=0)
@@ -59,15 +65,10 @@ def test_a_batch_of_unequal_prompts_is_each_alone(model, config):
     assert len({len(codes) for codes, _ in together}) > 1  # some left before others
 
 
-def trained_states(model, text: list[int], codes: list[int], mel: Tensor) -> Tensor:
-    """The training path's states (N + 1, D) at START and at every code."""
-    batch = pack(GPT, [text], [codes], mel[None])
-    return model.hidden(batch).flatten(0, 1)[batch.code_indices][: len(codes) + 1]
-
-
+@torch.no_grad()
 def code_logits(model, *row) -> Tensor:
     """What the training path expects at each code and after the last, (N + 1, V)."""
-    return model.code_head(trained_states(model, *row))
+    return model.code_head(training_states(model, *row))
 
 
 def mean_log_prob(logits: Tensor, row) -> float:
@@ -192,9 +193,6 @@ def test_numbers_that_outgrow_their_format_are_reported(model):
     generate(Decoder(huge, weights="bf16"), *requests(2), GREEDY)
     with pytest.raises(SpeechError, match=r"not finite.*Use bf16"):
         generate(Decoder(huge, weights="fp16"), *requests(2), GREEDY)
-    huge.text_embedding.weight.data[:] = float("nan")
-    with pytest.raises(SpeechError, match=r"not finite.*earlier checkpoint"):
-        generate(Decoder(huge, weights="int8"), *requests(2), GREEDY)
 
 
 EXACT = dataclasses.replace(PENALIZED, exact_codes=35)
@@ -304,7 +302,7 @@ def test_each_code_comes_with_the_state_that_predicted_it(model, config):
     found = generate(Decoder(model, states=True), texts, cond, config)
     assert len({len(row.codes) for row in found}) > 1  # rows left the batch at different times
     for text, mel, row in zip(texts, cond, found, strict=True):
-        wanted = trained_states(model, text, row.codes.tolist(), mel)[:-1]
+        wanted = training_states(model, text, row.codes.tolist(), mel)[:-1]
         assert row.states.dtype == torch.float32
         torch.testing.assert_close(row.states, wanted, rtol=1e-4, atol=1e-4)
 

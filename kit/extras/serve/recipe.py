@@ -236,7 +236,7 @@ def stream(job: Job) -> Iterator[bytes]:
         if not job.truncated:
             raise
     finally:
-        job.cancel()
+        job.cancelled = True
 
 
 def pcm(wave: Tensor) -> np.ndarray:
