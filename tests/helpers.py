@@ -40,7 +40,7 @@ from kit.dataset.checks import check_dataset
 from kit.dataset.data_report import Finding
 from kit.dataset.manifest import Utterance, write_manifest
 from kit.dataset.synthetic import load_words, make_corpus
-from kit.inference.decoder import Decoder, DecoderConfig
+from kit.inference.decoder import Decoder
 from kit.inference.decoder_steps import CudaGraphSteps
 from kit.inference.voice import Habits, Voice
 from kit.inference.voice_files import save_references
@@ -346,9 +346,8 @@ def pretended_capture(work, undo, pool=None) -> tuple:
 def graphed(model: SpeechGPT, monkeypatch, capture=pretended_capture, **config) -> Decoder:
     """`model`'s decoder with its steps as pretended CUDA graphs, on the CPU."""
     monkeypatch.setattr("kit.base.compiler.capture_graph", capture)
-    decoder = Decoder(model, DecoderConfig(**config))
+    decoder = Decoder(model, **config)
     decoder.compiled = CudaGraphSteps(decoder, compiles=config.get("compile", False))
-    decoder.memory = decoder.compiled.memory
     return decoder
 
 
@@ -361,6 +360,13 @@ def random_rows(config: GPTConfig, count: int, seed: int = 0) -> tuple[list, lis
     codes = [rng.integers(0, config.start_code, rng.integers(5, 25)).tolist() for _ in range(count)]
     cond = torch.from_numpy(rng.standard_normal((count, config.n_mels, 12), dtype=np.float32))
     return texts, codes, cond
+
+
+@torch.no_grad()
+def training_states(model: SpeechGPT, text: list[int], codes: list[int], mel: torch.Tensor):
+    """The training path's states (N + 1, D), from which each code and what follows is predicted."""
+    batch = pack(model.config, [text], [codes], mel[None])
+    return model.hidden(batch)[0, batch.code_indices[: len(codes) + 1]]
 
 
 def effective_batch(config: GPTConfig, rows: tuple, parts=1, position=None) -> EffectiveBatch:

@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from kit.base.errors import SpeechError
 from kit.base.hardware import timings
 from kit.batches.code_cache import CodeCache
 from kit.inference.decoder import Decoder
 from kit.inference.generate import generate
 from kit.inference.linear_formats import weight_bytes
 from kit.inference.voice import Voice
-from kit.settings import GenerateConfig
+from kit.settings import GenerateConfig, GPTConfig
 
 # Text ids and codes of a recording, without START and STOP, and a reference's log-mel (M, T).
 RecordedExample = tuple[list[int], list[int], Tensor]
@@ -33,23 +34,18 @@ ROUNDS = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FormatDifference:
-    """How a decoder differs from a reference decoder on recorded examples."""
-
-    top1_agreement: float  # share of positions with the same most likely code
-    mean_logit_error: float
-    max_logit_error: float
-    size_ratio: float  # bytes of the decoder over the reference's
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class FormatResult:
+    """A number format's figures; differences are from the first format, on recorded codes."""
+
     name: str
     ran: str  # what this machine ran
     codes_per_s: float  # one sentence at a time
     speedup: float  # over the first format, median of the rounds
     weight_bytes: int  # of the decoder
-    cost: FormatDifference  # from the first format
+    size_ratio: float  # bytes of the decoder over those of the first
+    top1_agreement: float  # share of positions with the same most likely code
+    mean_logit_error: float
+    max_logit_error: float
     cer: float  # character error rate, 0.04 is 4 %
     warm_up_s: float  # compile time; 0 if not compiled
 
@@ -63,51 +59,59 @@ def recorded_examples(cache: CodeCache, count: int) -> list[RecordedExample]:
     ]
 
 
-def teacher_forced_logits(decoder: Decoder, row: RecordedExample) -> Tensor:
-    """Return logits (N + 1, V) of every code of `row` and its STOP."""
-    return batch_logits(decoder, [row])[:, 0]
+class GivenCodes:
+    """Decoded as a `DecodedBatch` is, but the codes (N, B) are given; keeps the logits of each."""
+
+    sampling = "given codes"  # as many for every batch: CUDA graphs have fixed shapes
+
+    def __init__(self, config: GPTConfig, codes: Tensor):
+        count, rows = codes.shape
+        self.codes = codes.new_full((config.max_code + 1, rows), config.stop_code)
+        self.codes[:count] = codes
+        shape = (config.max_code + 1, rows, config.code_vocab)
+        self.logits = torch.zeros(shape, device=codes.device)
+        self.last = self.codes[0].clone()
+
+    def take(self, logits: Tensor, states: Tensor, n: int | Tensor) -> None:
+        """Keep the logits (B, V) of the n-th codes, and continue with the given ones."""
+        self.logits[n] = logits
+        self.last.copy_(self.codes[n].view(-1))
 
 
 @torch.inference_mode()
-def batch_logits(decoder: Decoder, rows: list[RecordedExample]) -> Tensor:
-    """Return logits (N + 1, B, V) of `rows` decoded together, N the codes of the longest.
+def forced_logits(decoder: Decoder, rows: list[RecordedExample]) -> Tensor:
+    """Return logits (N + 1, B, V) of the codes of `rows` and of STOP, N the codes of the longest.
 
-    Behind the codes of a shorter row they mean nothing.
+    Behind the STOP of a shorter row they mean nothing.
     """
     texts, codes, mels = zip(*rows)
     x, padding = decoder.prompt(list(texts), torch.stack(mels).float().to(decoder.device))
     recorded = [torch.tensor(row_codes, dtype=torch.long) for row_codes in codes]
     recorded = pad_sequence(recorded, padding_value=decoder.config.stop_code).to(decoder.device)
-    logits, cache = decoder.prefill(x, padding, len(recorded) + 1)
-    all_logits = [logits]
-    for position, batch_codes in enumerate(recorded, start=1):  # (B,)
-        all_logits.append(decoder.decode_one(batch_codes, position, cache))
-    decoder.release(cache)
-    return torch.stack(all_logits)
+    batch = GivenCodes(decoder.config, recorded)
+    output, cache = decoder.prefill(x, padding, len(recorded) + 1)
+    batch.take(*output, 0)
+    for n in range(1, len(recorded) + 1):
+        decoder.advance(batch, n, cache)
+    cache.release()
+    return batch.logits[: len(recorded) + 1].clone()
 
 
-def compare_decoders(
-    full: Decoder,
-    small: Decoder,
-    rows: list[RecordedExample],
-    full_logits: list[Tensor] | None = None,  # `teacher_forced_logits`, if already computed
-) -> FormatDifference:
-    """Return how `small` differs from `full` on `rows`."""
-    if full_logits is None:
-        full_logits = [teacher_forced_logits(full, row) for row in rows]
-    expected = torch.cat(full_logits)
-    actual = expected
-    if small is not full:
-        actual = torch.cat([teacher_forced_logits(small, row) for row in rows])
+def logits_of_each(decoder: Decoder, rows: list[RecordedExample]) -> Tensor:
+    """Return `forced_logits` of the rows one by one, as a voice speaks them, all in (codes, V)."""
+    return torch.cat([forced_logits(decoder, [row])[:, 0] for row in rows])
+
+
+def compare_logits(expected: Tensor, actual: Tensor) -> dict[str, float]:
+    """Return how `actual` logits (codes, V) differ from those `expected`, as in `FormatResult`."""
     # -inf in both is no error.
     error = torch.where(expected == actual, 0.0, (expected - actual).abs())
     same = expected.argmax(-1) == actual.argmax(-1)
-    return FormatDifference(
-        top1_agreement=float(same.float().mean()),
-        mean_logit_error=float(error.mean()),
-        max_logit_error=float(error.max()),
-        size_ratio=weight_bytes(small) / weight_bytes(full),
-    )
+    return {
+        "top1_agreement": float(same.float().mean()),
+        "mean_logit_error": float(error.mean()),
+        "max_logit_error": float(error.max()),
+    }
 
 
 def speak_seconds(
@@ -164,7 +168,7 @@ def voices_by_format(voice: Voice, formats: list[str], compiled: list[str]) -> d
     for name, weights, compile in variants:
         try:
             voices[name] = voice.in_format(weights, compile)
-        except ValueError as reason:
+        except SpeechError as reason:
             print(f"{name}: {reason}")
     return voices
 
@@ -185,19 +189,21 @@ def measure_formats(
             seconds[name].append(speak_seconds(voice, codes, config, repeats=1, warm=False))
     first = next(iter(voices))
     full = voices[first].decoder
-    full_logits = [teacher_forced_logits(full, row) for row in rows]
+    full_logits = logits_of_each(full, rows)
     results = []
     for name, voice in voices.items():
         ratios = [a / b for a, b in zip(seconds[first], seconds[name])]
+        logits = full_logits if name == first else logits_of_each(voice.decoder, rows)
         result = FormatResult(
             name=name,
             ran=voice.decoder.ran,
             codes_per_s=codes / statistics.median(seconds[name]),
             speedup=statistics.median(ratios),
             weight_bytes=weight_bytes(voice.decoder),
-            cost=compare_decoders(full, voice.decoder, rows, full_logits),
+            size_ratio=weight_bytes(voice.decoder) / weight_bytes(full),
+            **compare_logits(full_logits, logits),
             cer=error_rate(voice),
-            warm_up_s=sum(voice.decoder.warm_up_s.values()),
+            warm_up_s=voice.decoder.warm_up_s,
         )
         results.append(result)
     return results
@@ -209,8 +215,8 @@ def choose_format(formats: list[FormatResult]) -> tuple[FormatResult, str]:
     rejected = []
     for candidate in sorted(formats, key=lambda f: -f.codes_per_s):
         reasons = []
-        if candidate.cost.top1_agreement < MIN_AGREEMENT:
-            reasons.append(f"agrees on only {candidate.cost.top1_agreement:.1%} of the codes")
+        if candidate.top1_agreement < MIN_AGREEMENT:
+            reasons.append(f"agrees on only {candidate.top1_agreement:.1%} of the codes")
         if candidate.cer > first.cer + MAX_ADDED_CER:
             reasons.append(f"CER {candidate.cer:.1%} against {first.cer:.1%}")
         if not reasons:
@@ -223,9 +229,9 @@ def formats_table(formats: list[FormatResult]) -> list[tuple[str, ...]]:
     """Return table rows: a header, then one for each format."""
     rows = [("", "codes/s", "speed", "MB", "same code", "logit error", "CER", "warm-up", "ran as")]
     for f in formats:
-        error = f"{f.cost.mean_logit_error:.3f} (worst {f.cost.max_logit_error:.2f})"
+        error = f"{f.mean_logit_error:.3f} (worst {f.max_logit_error:.2f})"
         warm_up = f"{f.warm_up_s:.0f} s" if f.warm_up_s else "none"
         speed = f"{f.codes_per_s:,.0f}", f"{f.speedup:.2f}x", f"{f.weight_bytes / 1e6:.1f}"
-        quality = f"{f.cost.top1_agreement:.2%}", error, f"{f.cer:.1%}"
+        quality = f"{f.top1_agreement:.2%}", error, f"{f.cer:.1%}"
         rows.append((f.name, *speed, *quality, warm_up, f.ran))
     return rows

@@ -1,14 +1,12 @@
 """The GPT for inference: prefill a text, then decode one code a step over a preallocated KV cache.
 
-A step allocates nothing that grows, copies no cache and never waits for the device. What this
-machine cannot run is replaced, and `ran` says so. Call it under `torch.inference_mode()`.
+A step allocates nothing that grows, copies no cache and never waits for the device. Call it under
+`torch.inference_mode()`.
 
 Shapes: B batch, Q new positions (P prompt, 1 code), N positions of the cache, D width, H heads,
 d = D / H, V code vocabulary, K latents.
 """
 
-import collections
-import dataclasses
 import gc
 from collections.abc import Callable
 
@@ -17,12 +15,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kit.base.compiler import keep_device_guard, will_compile
-from kit.base.config import require
 from kit.base.errors import SpeechError
 from kit.base.formatting import nearest
 from kit.base.hardware import set_cuda_defaults
 from kit.base.tensor_file import is_finite
-from kit.inference.decoder_steps import CacheMemory, CompiledSteps, CudaGraphSteps, KVCache, write
+from kit.inference.decoder_steps import (
+    COMPILE_LOCK,
+    CompiledSteps,
+    CudaGraphSteps,
+    KVCache,
+    Output,
+    new_layers,
+    write,
+)
 from kit.inference.linear_formats import choose_layer
 from kit.model.gpt import Conditioner, Layer, SpeechGPT
 from kit.model.text_attention import AlignmentHead
@@ -31,23 +36,6 @@ from kit.settings import FORMATS
 # Log-mels (B, M, T), one reference a row; or the segments (M, T) of each row's reference, of any
 # length, whose latents are averaged.
 Conditioning = Tensor | list[list[Tensor]]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DecoderConfig:
-    weights: str = "fp32"  # fp32, bf16, fp16, int8 or int8-weight-only
-    # torch.compile: on a CPU of a step, seconds to minutes of warm-up for each batch size; on a GPU
-    # of a layer, once for all, in CUDA graphs (which are used even if nothing can be compiled).
-    compile: bool = False
-    # On a GPU: CUDA graphs of eager steps, captured in under a second. No effect on a CPU.
-    graphs: bool = False
-    # Also keep the hidden state that predicted each code: some codecs decode from them.
-    states: bool = False
-    alignment_head: AlignmentHead | None = None  # the head that follows the text, if known
-
-    def __post_init__(self):
-        unknown = f"is not a number format.{nearest(self.weights, FORMATS)}"
-        require(self.weights in FORMATS, self, "weights", unknown)
 
 
 class DecoderLayer(nn.Module):
@@ -114,15 +102,29 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class Decoder(nn.Module):
-    """`model` prepared for decoding on its device; `ran` says in which format, and why.
+    """`model` prepared for decoding on its device in one of FORMATS; `ran` says what runs, and why.
 
-    `traceable` takes layers that `torch.export` can trace.
+    `compile` is torch.compile: on a CPU of a step, seconds to minutes of warm-up for each batch
+    size; on a GPU of a layer, once for all, in CUDA graphs (used even if nothing can be compiled).
+    `graphs`: on a GPU, CUDA graphs of eager steps, captured in under a second. `states`: also keep
+    the hidden state that predicted each code, which some codecs decode from. `alignment_head`
+    follows the text, if known. `traceable` takes layers that `torch.export` can trace.
     """
 
     def __init__(
-        self, model: SpeechGPT, config: DecoderConfig = DecoderConfig(), traceable: bool = False
+        self,
+        model: SpeechGPT,
+        weights: str = "fp32",
+        *,
+        compile: bool = False,
+        graphs: bool = False,
+        states: bool = False,
+        alignment_head: AlignmentHead | None = None,
+        traceable: bool = False,
     ):
         super().__init__()
+        if weights not in FORMATS:
+            raise SpeechError(f"There is no number format {weights!r}.{nearest(weights, FORMATS)}")
         set_cuda_defaults()
         self.config = model.config
         self.device = model.final_norm.weight.device
@@ -132,10 +134,10 @@ class Decoder(nn.Module):
                     f"The model's weights are damaged: {name} is not finite. Load an earlier "
                     "checkpoint, or train again with a lower learning rate."
                 )
-        compiles, not_compiled = will_compile(config.compile, self.device)
+        compiles, not_compiled = will_compile(compile, self.device)
         if compiles:
             keep_device_guard()
-        linear, self.dtype, ran = choose_layer(config.weights, self.device, compiles or traceable)
+        linear, self.dtype, ran = choose_layer(weights, self.device, compiles or traceable)
         self.ran = ran + not_compiled
         self.conditioner = model.conditioner
         self.text_embedding = model.text_embedding
@@ -152,24 +154,20 @@ class Decoder(nn.Module):
         # On a CPU, uncompiled 16-bit attention is many times slower than 32-bit.
         eager_cpu = self.device.type == "cpu" and not compiles
         self.cache_dtype = torch.float32 if eager_cpu else self.dtype
-        graphs = (config.graphs or config.compile) and self.device.type == "cuda"
+        graphs = (graphs or compile) and self.device.type == "cuda"
         self.max_positions = model.config.latents + model.config.max_text + model.config.max_code
         if graphs:  # fused attention needs a mask aligned to 16, or copies it
             self.max_positions = -(-self.max_positions // 16) * 16
         positions = torch.arange(self.max_positions, device=self.device)
         self.counter = nn.Buffer(positions, persistent=False)
-        self.memory = CacheMemory(self)
-        self.row_limit: int | None = None  # texts at a time, set when memory ran out
-        self.keeps_states = config.states
-        self.alignment_head = config.alignment_head
+        self.keeps_states = states
+        self.alignment_head = alignment_head
         self.compiled = None  # None: eager steps
-        # By rows and threads; on a GPU by rows and positions.
-        self.warm_up_s: dict[tuple[int, int], float] = collections.Counter()
+        self.warm_up_s = 0.0  # spent so far on compiling and capturing
         # Steps between checks for finished rows: each is a GPU sync.
         self.check_every = 1 if self.device.type == "cpu" else 16
         if graphs:
             self.compiled = CudaGraphSteps(self, compiles)
-            self.memory = self.compiled.memory
         elif compiles:
             self.compiled = CompiledSteps(self)
         if not (compiles or traceable):
@@ -192,7 +190,6 @@ class Decoder(nn.Module):
         """Run eager steps from now on, and add `reason` to `ran`."""
         self.ran += reason
         self.compiled = None
-        self.memory = CacheMemory(self)
 
     def prompt(
         self, texts: list[list[int]], cond: Conditioning, with_uncond: bool = False
@@ -233,8 +230,9 @@ class Decoder(nn.Module):
 
     def prefill(
         self, x: Tensor, padding: list[int], longest: int, prompts: list[int] | None = None
-    ) -> tuple[Tensor, KVCache]:
-        """Run prompts (B, P, D); return logits (B, V) and a cache with room for `longest` codes.
+    ) -> tuple[Output, KVCache]:
+        """Run prompts (B, P, D); return logits (B, V), the states (B, D) that they are computed
+        from, and a cache with room for `longest` codes.
 
         With `prompts`, the prompt of each row, several rows may share one: each is run once.
         """
@@ -245,7 +243,7 @@ class Decoder(nn.Module):
         mask = self.padding_mask(padding) if masked else None
         # Never full: that would be one more case to compile.
         row_masks = mask[prompts] if masked and prompts else mask
-        cache = self.memory.new_cache(rows, count + longest + 1, row_masks)
+        cache = self.new_cache(rows, count + longest + 1, row_masks)
         try:
             mask = self.causal_mask(mask, count)
             x = x.reshape(b * count, d).to(self.dtype)
@@ -258,11 +256,17 @@ class Decoder(nn.Module):
                 cache.share(prompts)
                 state = state[prompts]
                 logits = logits[prompts]
-            cache.state = state
-            return logits, cache
+            return (logits, state), cache
         except BaseException:  # the caller has no cache to release
-            self.release(cache)
+            cache.release()
             raise
+
+    def new_cache(self, rows: int, positions: int, mask: Tensor | None) -> KVCache:
+        """Return an empty cache, that of the CUDA graphs where they have one to spare."""
+        cache = None
+        if isinstance(self.compiled, CudaGraphSteps):
+            cache = self.compiled.new_cache(rows, mask)
+        return cache or KVCache(layers=new_layers(self, rows, positions), mask=mask)
 
     def padding_mask(self, padding: list[int]) -> Tensor:
         """Return a mask (B, 1, 1, N), -inf at padding."""
@@ -279,41 +283,24 @@ class Decoder(nn.Module):
         mask.diagonal(dim1=-2, dim2=-1).zero_()
         return mask.to(self.cache_dtype)
 
-    def release(self, cache: KVCache) -> None:
-        """Let the next text use the memory of `cache`."""
-        self.memory.release(cache)
-
-    def tidy(self) -> None:
-        """Free the memory of large batches; keep that of a single text for the next one."""
-        self.memory.tidy()
-        self.row_limit = None
-
     def free_memory(self) -> None:
         """Free all memory that no text is using, after memory ran out."""
         gc.collect()
-        self.memory.clear()
+        with COMPILE_LOCK:
+            if isinstance(self.compiled, CudaGraphSteps):
+                self.compiled.free_memory()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-
-    def decode_one(self, codes: Tensor, code_index: int, cache: KVCache) -> Tensor:
-        """Return logits (B, V) of the code after `codes` (B,), the `code_index`-th of each row."""
-        input_pos = cache.length
-        cache.length += 1
-        step = self.compiled or self.step
-        logits, cache.state = step(codes, code_index, input_pos, cache.layers, cache.mask)
-        return logits
 
     def advance(self, batch, code_index: int, cache: KVCache) -> None:
         """Run the step whose logits give the `code_index`-th codes of `batch`, which takes them.
 
-        `batch` is a `generate.DecodedBatch`. On a GPU with graphs, that is one launch.
+        `batch` is as in `decoder_steps.PreparedSteps`. On a GPU with graphs, that is one launch.
         """
-        step = (batch, code_index, cache.length, cache.layers, cache.mask)
-        if isinstance(self.compiled, CudaGraphSteps) and self.compiled.advance(*step):
-            cache.length += 1
-        else:
-            logits = self.decode_one(batch.last, code_index, cache)
-            batch.take(logits, cache.state, code_index)
+        if not (self.compiled and self.compiled.advance(batch, code_index, cache)):
+            output = self.step(batch.last, code_index, cache.length, cache.layers, cache.mask)
+            batch.take(*output, code_index)
+        cache.length += 1
 
     def step(
         self,
@@ -323,11 +310,11 @@ class Decoder(nn.Module):
         layers: list[Tensor],
         mask: Tensor | None,
         parts: tuple[Callable, ...] = (),
-    ) -> tuple[Tensor, Tensor]:
-        """`decode_one` as one graph: the arguments are tensors and two positions.
+    ) -> Output:
+        """Return logits (B, V) of the code after `codes` (B,), and the states (B, D) behind them.
 
-        Returns logits (B, V) and the states (B, D) they are computed from. `parts` replace those
-        of a layer (`DecoderLayer.forward`).
+        `codes` are the `code_index`-th of their rows and go to `input_pos` of the cache. `parts`
+        replace those of a layer (`DecoderLayer.forward`).
         """
         x = self.embed(codes, code_index)
         if isinstance(input_pos, Tensor):  # attention covers the full cache

@@ -1,7 +1,7 @@
 """The KV cache, and decoder steps that write into it: compiled on a CPU, CUDA graphs on a GPU.
 
-The cache is allocated once for a text, written in place, and its memory reused by the next text.
-Each batch size is prepared on first use; if that fails, eager steps run, and `ran` says why.
+The cache is allocated once for a text and written in place. Each batch size is prepared on first
+use; if that fails, eager steps run, and `ran` says why.
 
 Shapes: B batch, Q new positions, N positions of the cache, H heads, d width of a head.
 """
@@ -10,7 +10,7 @@ import dataclasses
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -19,19 +19,14 @@ from kit.base import compiler
 from kit.base.hardware import is_oom
 from kit.base.tensor_file import checksum
 
-MAX_IDLE_BYTES = 2**26  # kept between two texts
-CACHE_SHARE = 0.8  # of a GPU's free memory; the rest is for activations and fragmentation
-
 
 @dataclasses.dataclass(kw_only=True)
 class KVCache:
     """Keys and values of every layer, (2, B, H, N, d), written in place."""
 
     layers: list[Tensor]
-    memory: list[Tensor]  # the flat tensor of each layer, to be reused
     mask: Tensor | None  # (B, 1, 1, N), -inf at padding; None: no padding
     length: int = 0  # positions written
-    state: Tensor | None = None  # (B, D) that predicts the next code
 
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but those of this mask (B,), in place."""
@@ -52,6 +47,18 @@ class KVCache:
             written = kv[:, :, :, : self.length]
             written.copy_(written.index_select(1, index))
 
+    def release(self) -> None:
+        """Free its memory, even while a traceback still refers to this cache."""
+        self.layers = []
+
+
+def new_layers(decoder, rows: int, positions: int) -> list[Tensor]:
+    """Return keys and values (2, rows, H, positions, d) of each layer, not initialised."""
+    c = decoder.config
+    shape = (2, rows, c.heads, positions, c.width // c.heads)
+    how = {"dtype": decoder.cache_dtype, "device": decoder.device}
+    return [torch.empty(shape, **how) for _ in range(c.layers)]
+
 
 def write(kv: Tensor, new: Tensor, input_pos: int | Tensor) -> Tensor:
     """Write `new` (2, B, H, Q, d) to the cache at `input_pos`; return the positions to attend to.
@@ -64,65 +71,7 @@ def write(kv: Tensor, new: Tensor, input_pos: int | Tensor) -> Tensor:
     return kv.narrow(3, 0, input_pos + new.shape[3])
 
 
-class CacheMemory:
-    """Keeps the memory of released caches for the next one: fresh memory is slow to write to."""
-
-    def __init__(self, decoder):
-        self.layers = decoder.config.layers
-        self.heads = decoder.config.heads
-        self.head_width = decoder.config.width // decoder.config.heads
-        self.max_positions = decoder.max_positions
-        self.dtype = decoder.cache_dtype
-        self.device = decoder.device
-        # At most one entry. A dict because its pop is atomic: no two threads get the same memory.
-        self.spare: dict[str, list[Tensor]] = {}
-
-    def new_cache(self, rows: int, positions: int, mask: Tensor | None) -> KVCache:
-        """Return an empty cache; its memory is not initialised."""
-        size = self.size(rows, positions)
-        memory = self.spare.pop("memory", None)
-        if memory is None or memory[0].numel() < size:
-            memory = self.allocate(size)
-        shape = (2, rows, self.heads, positions, self.head_width)
-        layers = [flat[:size].view(shape) for flat in memory]
-        return KVCache(layers=layers, memory=memory, mask=mask)
-
-    def size(self, rows: int, positions: int) -> int:  # elements of one layer
-        return 2 * rows * self.heads * positions * self.head_width
-
-    def allocate(self, size: int) -> list[Tensor]:
-        return [torch.empty(size, dtype=self.dtype, device=self.device) for _ in range(self.layers)]
-
-    def release(self, cache: KVCache) -> None:
-        self.spare["memory"] = cache.memory
-
-    def tidy(self) -> None:
-        """Free the memory of a large batch; keep that of a single text."""
-        if self.idle_bytes() > MAX_IDLE_BYTES:
-            self.spare.clear()
-
-    def clear(self) -> None:
-        """Free all memory that no cache is using."""
-        self.spare.clear()
-
-    def idle_bytes(self) -> int:
-        return sum(flat.nbytes for memory in self.spare.values() for flat in memory)
-
-    def rows_that_fit(self) -> int | None:
-        """Return how many rows fit in free memory; None on a CPU, which can swap."""
-        if self.device.type != "cuda":
-            return None
-        free, total = torch.cuda.mem_get_info(self.device)
-        reserved = torch.cuda.memory_reserved(self.device)
-        allowed = int(torch.cuda.get_per_process_memory_fraction(self.device) * total) - reserved
-        cached = reserved - torch.cuda.memory_allocated(self.device)  # by PyTorch's allocator
-        available = min(free, max(0, allowed)) + cached + self.idle_bytes()
-        row_bytes = self.layers * self.size(1, self.max_positions) * self.dtype.itemsize
-        return int(CACHE_SHARE * available) // row_bytes
-
-
-# While one thread compiles, no other may run compiled code. Reentrant: Python may collect a dropped
-# stream, and so release its cache, at any moment.
+# While one thread compiles, no other may run compiled code.
 COMPILE_LOCK = threading.RLock()
 # A CUDA graph has fixed shapes, so there is one for each multiple of BUCKET positions. At XTTS-v2's
 # size, batch 1 in half precision, up to 255 unused positions are 31 MB of keys and values beside
@@ -133,7 +82,11 @@ Output = tuple[Tensor, Tensor]  # logits and states
 
 
 class PreparedSteps:
-    """Steps of `decoder`, prepared by `warm_up` once for each case."""
+    """Steps of `decoder`, prepared by `warm_up` once for each case.
+
+    `advance` runs one for a batch with `last` codes, which takes its output: a
+    `generate.DecodedBatch` or a `compare_formats.GivenCodes`.
+    """
 
     def __init__(self, decoder):
         self.decoder = decoder
@@ -143,8 +96,8 @@ class PreparedSteps:
         """Return what `warm_up` made for `case`. Hold COMPILE_LOCK until its work is done."""
         if case not in self.ready:
             started = time.perf_counter()
-            self.ready[case] = self.warm_up(case, *args)
-            self.decoder.warm_up_s[case[:2]] += time.perf_counter() - started
+            self.ready[case] = self.warm_up(*args)
+            self.decoder.warm_up_s += time.perf_counter() - started
         return self.ready[case]
 
 
@@ -160,15 +113,17 @@ class CompiledSteps(PreparedSteps):
         self.untuned = torch.compile(decoder.step, fullgraph=True, dynamic=True, options=untuned)
         self.frozen = checksum(decoder.state_dict())
 
-    def __call__(self, codes: Tensor, code_index: int, input_pos: int, layers, mask) -> Output:
-        args = codes, code_index, input_pos, layers, mask
+    def advance(self, batch, code_index: int, cache: KVCache) -> bool:
+        args = batch.last, code_index, cache.length, cache.layers, cache.mask
         with COMPILE_LOCK:
-            return self.prepared((len(codes), torch.get_num_threads()), *args)(*args)
+            output = self.prepared((len(batch.last), torch.get_num_threads()), *args)(*args)
+        batch.take(*output, code_index)
+        return True
 
     def warm_up(
-        self, case: tuple, codes: Tensor, code_index: int, input_pos: int, layers, mask
+        self, codes: Tensor, code_index: int, input_pos: int, layers: list[Tensor], mask
     ) -> Callable[..., Output]:
-        """Return the fastest step for this case."""
+        """Return the fastest step for this batch size."""
         torch._dynamo.mark_static(codes, 0)
         for kv in layers:
             for dim in (0, 1, 2, 4):
@@ -189,32 +144,23 @@ class CompiledSteps(PreparedSteps):
             return self.decoder.step
 
 
-class GivenCodes:
-    """The batch of one `decode_one`: the caller gives the codes and samples the next ones."""
-
-    sampling = None
-
-    def __init__(self, codes: Tensor):
-        self.last = codes.clone()
-
-    def take(self, logits: Tensor, states: Tensor, index: Tensor) -> None: ...
-
-
 class CudaGraphSteps(PreparedSteps):
     """Steps as CUDA graphs that also sample: one launch a code.
 
     Graphs have fixed shapes and memory: there is one for each number of rows and positions and each
-    setting of sampling. A graph works on the first rows of the one cache that `memory` has for
-    graphs, on the tensors of a batch (`hold` moves them to the graph's memory), and on counters
-    that it increments. If `compiles`, a layer's two parts round its attention are compiled, as
-    functions of the layer: all layers share them. Not the compiler's own graphs (mode
-    "reduce-overhead"): those replay only in one thread and need Triton.
+    setting of sampling. A graph works on the first rows of one cache, on the tensors of a batch
+    (`hold` moves them to the graph's memory), and on counters that it increments. The cache is for
+    the largest batch so far. While a batch uses it, those of other threads get caches of their own,
+    without graphs.
+
+    If `compiles`, a layer's two parts round its attention are compiled, as functions of the layer:
+    all layers share them. Not the compiler's own graphs (mode "reduce-overhead"): those replay only
+    in one thread and need Triton.
     """
 
     def __init__(self, decoder, compiles: bool):
         super().__init__(decoder)
         self.compiles = compiles
-        self.memory = GraphMemory(self)
         self.parts = []
         if compiles:
             layer = type(decoder.layers[0])
@@ -223,30 +169,48 @@ class CudaGraphSteps(PreparedSteps):
         self.counters = torch.zeros(2, dtype=torch.long, device=decoder.device)  # code, position
         self.batch = None  # being decoded
         self.held: dict[tuple, dict[str, Tensor]] = {}  # tensors of batches, where graphs have them
+        self.layers: list[Tensor] = []  # of the cache that graphs write to
+        self.mask: Tensor | None = None  # (rows, 1, 1, N)
+        # The cache in use; weak, because it may be dropped without a release.
+        self.user: weakref.ref[KVCache] | None = None
 
-    def __call__(self, codes: Tensor, code_index: int, input_pos: int, layers, mask) -> Output:
+    def new_cache(self, rows: int, mask: Tensor | None) -> KVCache | None:
+        """Return the cache of the graphs; None while another batch uses it."""
         with COMPILE_LOCK:
-            output = self.advance(GivenCodes(codes), code_index, input_pos, layers, mask)
-            if output is None:
-                return self.decoder.step(codes, code_index, input_pos, layers, mask)
-            logits, states = output
-            return logits.clone(), states.clone()  # the next step overwrites them
-
-    def advance(self, batch, code_index: int, input_pos: int, layers, mask) -> Output | None:
-        """Run a step of `batch` and return its logits and states; None if there is no graph."""
-        with COMPILE_LOCK:
-            if not self.memory.owns(layers):  # a second thread is decoding
+            user = self.user and self.user()
+            if user and user.layers:
                 return None
+            if not self.layers or rows > self.layers[0].shape[1]:
+                self.free_memory()
+                positions = self.decoder.max_positions
+                self.layers = new_layers(self.decoder, rows, positions)
+                self.mask = self.layers[0].new_zeros(rows, 1, 1, positions)
+            layers = [kv[:, :rows] for kv in self.layers]
+            # A graph attends to positions not yet written: masked values must not be NaN.
+            torch._foreach_zero_(layers)
+            mask = None if mask is None else self.mask[:rows].copy_(mask)
+            cache = KVCache(layers=layers, mask=mask)
+            self.user = weakref.ref(cache)
+            return cache
+
+    def owns(self, cache: KVCache) -> bool:
+        return bool(self.layers) and cache.layers[0].data_ptr() == self.layers[0].data_ptr()
+
+    def advance(self, batch, code_index: int, cache: KVCache) -> bool:
+        """Run a step of `batch`, which takes its output; False if there is no graph for it."""
+        with COMPILE_LOCK:
+            if not self.owns(cache):
+                return False
             if batch is not self.batch:
                 self.hold(batch)
-                self.counters.copy_(torch.tensor((code_index, input_pos)))
-            case = len(batch.last), self.bucket(input_pos + 1), batch.sampling
-            captured = self.prepared(case, batch, layers, mask)
+                self.counters.copy_(torch.tensor((code_index, cache.length)))
+            positions = self.bucket(cache.length + 1)
+            case = len(batch.last), positions, batch.sampling
+            captured = self.prepared(case, positions, batch, cache)
             if captured is None:
-                return None
-            graph, output = captured
-            graph.replay()
-            return output
+                return False
+            captured[0].replay()
+            return True
 
     def hold(self, batch) -> None:
         """Move the tensors of `batch` to where the graphs for its rows and sampling have them."""
@@ -267,6 +231,13 @@ class CudaGraphSteps(PreparedSteps):
         self.held.clear()
         self.batch = None
 
+    def free_memory(self) -> None:
+        """Drop the graphs and their cache, unless a batch still holds it."""
+        self.clear()
+        self.layers = []
+        self.mask = None
+        self.user = None
+
     def bucket(self, positions: int) -> int:
         """Return how many positions a step attends to, of which `positions` are written.
 
@@ -276,32 +247,31 @@ class CudaGraphSteps(PreparedSteps):
         rounded = -(-positions // BUCKET) * BUCKET
         return longest if rounded + BUCKET // 2 > longest else rounded
 
-    def warm_up(self, case: tuple, batch, layers, mask) -> tuple | None:
+    def warm_up(self, positions: int, batch, cache: KVCache) -> tuple | None:
         """Return the step as a CUDA graph and its output; None if it cannot be captured.
 
         It is compiled if possible. Failures are added to `ran`.
         """
         decoder = self.decoder
-        args = case[1], batch, layers, mask
         if self.compiles:
             try:
                 # A row times a matrix, int8 too, is one kernel only with this tuning.
                 with compiler.quiet_inductor(coordinate_descent_tuning=True):
-                    return self.capture(*args, self.parts)
+                    return self.capture(positions, batch, cache, self.parts)
             except Exception as error:
                 raise_if_oom(error)
                 self.compiles = False
                 decoder.ran += compiler.not_compiled_note(first_line(error))
         try:
-            return self.capture(*args, ())
+            return self.capture(positions, batch, cache, ())
         except RuntimeError as error:
             raise_if_oom(error)
             decoder.fall_back_to_eager(f"; no CUDA graph: {first_line(error)}")
             return None
 
-    def capture(self, positions: int, batch, layers, mask, parts) -> tuple:
-        attended = [kv[:, :, :, :positions] for kv in layers]
-        mask = None if mask is None else mask[..., :positions]
+    def capture(self, positions: int, batch, cache: KVCache, parts) -> tuple:
+        attended = [kv[:, :, :, :positions] for kv in cache.layers]
+        mask = None if cache.mask is None else cache.mask[..., :positions]
         code_index, input_pos = self.counters.split(1)
         changed = [self.counters, *tensors(batch).values()]
         before = [tensor.clone() for tensor in changed]
@@ -322,78 +292,6 @@ class CudaGraphSteps(PreparedSteps):
 
 def tensors(batch) -> dict[str, Tensor]:
     return {name: value for name, value in vars(batch).items() if isinstance(value, Tensor)}
-
-
-class GraphMemory(CacheMemory):
-    """One cache that CUDA graphs write to, for the largest batch so far; smaller ones use its rows.
-
-    A graph writes to the addresses at capture, so graphs live as long as this cache. While a batch
-    uses it, batches of other threads get other memory, without graphs.
-    """
-
-    def __init__(self, steps: CudaGraphSteps):
-        super().__init__(steps.decoder)
-        self.steps = steps
-        self.graphs_memory: list[Tensor] = []  # a flat tensor for each layer
-        self.mask: Tensor | None = None  # (rows, 1, 1, N)
-        self.rows = 0  # allocated
-        # The cache in use; weak, because it may be dropped without a release.
-        self.user: weakref.ref[KVCache] | None = None
-
-    @property
-    def in_use(self) -> bool:
-        user = self.user  # read once: another thread may release the cache meanwhile
-        return user is not None and user() is not None
-
-    def new_cache(self, rows: int, positions: int, mask: Tensor | None) -> KVCache:
-        with COMPILE_LOCK:
-            if self.in_use:
-                return super().new_cache(rows, positions, mask)
-            if rows > self.rows:
-                self.drop()
-                self.graphs_memory = self.allocate(self.size(rows, self.max_positions))
-                shape = (rows, 1, 1, self.max_positions)
-                self.mask = torch.zeros(shape, dtype=self.dtype, device=self.device)
-                self.rows = rows
-            shape = (2, self.rows, self.heads, -1, self.head_width)
-            layers = [flat.view(shape)[:, :rows] for flat in self.graphs_memory]
-            # A graph attends to positions not yet written: masked values must not be NaN.
-            torch._foreach_zero_(layers)
-            mask = None if mask is None else self.mask[:rows].copy_(mask)
-            cache = KVCache(layers=layers, memory=self.graphs_memory, mask=mask)
-            self.user = weakref.ref(cache)
-            return cache
-
-    def owns(self, layers: Sequence[Tensor]) -> bool:
-        memory = self.graphs_memory
-        return bool(memory) and layers[0].data_ptr() == memory[0].data_ptr()
-
-    def release(self, cache: KVCache) -> None:
-        with COMPILE_LOCK:
-            if cache.memory is not self.graphs_memory:
-                super().release(cache)
-            elif self.in_use and self.user() is cache:
-                self.user = None
-
-    def clear(self) -> None:
-        super().clear()
-        with COMPILE_LOCK:
-            if not self.in_use:
-                self.drop()
-
-    def drop(self) -> None:
-        self.steps.clear()
-        self.graphs_memory = []
-        self.mask = None
-        self.rows = 0
-
-    def idle_bytes(self) -> int:
-        idle = [] if self.in_use else self.graphs_memory
-        return super().idle_bytes() + sum(flat.nbytes for flat in idle)
-
-    def rows_that_fit(self) -> int | None:
-        limit = super().rows_that_fit()
-        return limit if limit is None or self.in_use else max(limit, self.rows)
 
 
 def raise_if_oom(error: BaseException) -> None:

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from torch import Tensor
@@ -231,17 +231,19 @@ def word_stats(pairs: list[WordPair]) -> list[WordStats]:
     for pair in pairs:
         for word in pair.words:
             by_word[word].append(pair)
-    records = []
-    for word, word_pairs in by_word.items():
-        wrong = [pair for pair in word_pairs if pair.kind]
-        kinds = collections.Counter(pair.kind for pair in wrong)
-        recognized = collections.Counter(" ".join(pair.recognized) for pair in wrong)
+    stats = []
+    for word, found in by_word.items():
+        wrong = [pair for pair in found if pair.kind]
         record = WordStats(
             word=word,
-            count=len(word_pairs),
+            count=len(found),
             wrong=len(wrong),
-            kinds=tuple(kind for kind, _ in kinds.most_common()),
-            recognized=tuple(words for words, _ in recognized.most_common()),
+            kinds=by_frequency(pair.kind for pair in wrong),
+            recognized=by_frequency(" ".join(pair.recognized) for pair in wrong),
         )
-        records.append(record)
-    return sorted(records, key=lambda r: (-r.wrong, r.wrong / r.count, r.word))
+        stats.append(record)
+    return sorted(stats, key=lambda r: (-r.wrong, r.wrong / r.count, r.word))
+
+
+def by_frequency(values: Iterable[str]) -> tuple[str, ...]:
+    return tuple(value for value, _ in collections.Counter(values).most_common())

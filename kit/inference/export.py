@@ -21,7 +21,6 @@ from kit.base.files import (
     atomic_path,
     digest,
     file_digest,
-    make_folder,
     write_atomic,
 )
 from kit.base.formatting import join_names, nearest, shorten
@@ -30,7 +29,12 @@ from kit.base.tensor_file import SHA256, describe_mismatch, is_finite, read, sav
 from kit.inference.candidates import READER, load_reader, save_reader
 from kit.inference.linear_formats import int8
 from kit.inference.voice import Habits, Voice
-from kit.inference.voice_files import MAX_SPEAKERS, load_references, make_voice, save_references
+from kit.inference.voice_files import (
+    MAX_SPEAKERS,
+    load_references,
+    require_matching,
+    save_references,
+)
 from kit.model.gpt import SpeechGPT
 from kit.settings import GenerateConfig, GPTConfig
 from kit.text.normalize import language_code
@@ -64,15 +68,6 @@ README = """# A voice
 The lines above need only torch, numpy, safetensors and sentencepiece: install these, then the kit
 with `pip install --no-deps` and the same address. Loading checks every file and executes none.
 
-| file | what it is |
-|---|---|
-| model.safetensors | the speech GPT: text ids and a speaker in, codes out |
-| codec.safetensors | codes in, audio out |
-| tokenizer.model | text in, ids out (SentencePiece) |
-| references.safetensors | a log-mel of each speaker, for some codecs also a vector |
-| reader.safetensors | codes in, letters out: ranks candidates (some voices) |
-| voice.json | language, speakers, number format, sampling; size and SHA-256 of each file |
-
 ## Licence
 
 To be filled in by the owner of the voice: who spoke, and what use is allowed.
@@ -83,22 +78,16 @@ To be filled in by the owner of the voice: who spoke, and what use is allowed.
 class Card:
     """The contents of voice.json."""
 
-    format_version: int  # of the folder
     language: str  # for text normalisation
     speakers: tuple  # names
     sample_rate: int  # Hz
     weights: str  # of the GPT on disk: fp32, fp16, bf16 or int8
     habits: Habits
     model: GPTConfig
-    sampling: GenerateConfig
+    settings: GenerateConfig  # of sampling, as the owner of the voice recommends
     files: dict  # name -> bytes and sha256
     versions: dict  # of torch and the kit
     licence: str = ""  # of the model that training started from, where it binds this one, too
-
-    @property
-    def settings(self) -> GenerateConfig:
-        """The sampling settings recommended by the owner of the voice."""
-        return self.sampling
 
 
 # What a card may hold: see `checked`.
@@ -130,13 +119,13 @@ def export_voice(
     int8 quantises the linear layers of trunk and heads as `linear_formats.int8` does; the rest is
     fp16, the codec, too. `sampling` are the recommended settings (None: the defaults), `licence`
     that of the base model, if it binds this voice, too. An existing README.md stays.
-    Raises SpeechError for an unknown format, weights that overflow it, and if `folder` is a file.
+    Raises SpeechError for an unknown format and weights that overflow it.
     """
     folder = Path(folder)
     if weights not in WEIGHTS:
         raise SpeechError(f"There is no export format {weights!r}.{nearest(weights, WEIGHTS)}")
     tensors = packed(voice.model, weights)
-    with atomic_folder(prepare(folder), (READER, CARD)) as new:
+    with atomic_folder(folder, (READER, CARD)) as new:
         with atomic_path(new / "model.safetensors") as file:
             save_tensors(tensors, file)
         codec_dtype = torch.float16 if weights == "int8" else torch.float32
@@ -148,20 +137,12 @@ def export_voice(
         if voice.reader is not None:
             save_reader(voice.reader, new / READER)
         card = describe(voice, new, weights, sampling or GenerateConfig())
-        if licence:  # else left out: older kits refuse keys that they do not know
-            card["licence"] = licence
+        card["licence"] = licence
         card["checksum"] = digest(card)
         write_atomic(new / CARD, json.dumps(card, indent=2, ensure_ascii=False) + "\n")
     if not (folder / "README.md").exists():
         write_atomic(folder / "README.md", README)
     return folder
-
-
-def prepare(folder: Path) -> Path:
-    """Create `folder`. Raises SpeechError if it is a file."""
-    if folder.exists() and not folder.is_dir():
-        raise SpeechError(f"{folder} is a file: name a folder to export to.")
-    return make_folder(folder)
 
 
 def describe(voice: Voice, folder: Path, weights: str, sampling: GenerateConfig) -> dict:
@@ -172,7 +153,7 @@ def describe(voice: Voice, folder: Path, weights: str, sampling: GenerateConfig)
         "speakers": voice.speakers,
         "sample_rate": voice.codec.sample_rate,
         "weights": weights,
-        "habits": voice.habits.to_save(),
+        "habits": dataclasses.asdict(voice.habits),
         "model": dataclasses.asdict(voice.model.config),
         "sampling": dataclasses.asdict(sampling),
         "files": {name: size_and_digest(folder / name) for name in names},
@@ -247,6 +228,8 @@ def read_card(folder: Path) -> Card:
         values = checked(fields, CARD_SCHEMA, CARD)
         if values.pop("checksum") != written:
             raise KitError("its checksum does not match")
+        del values["format_version"]
+        values["settings"] = values.pop("sampling")
         card = Card(**values | {"speakers": tuple(values["speakers"])})
         if card.weights not in WEIGHTS:
             raise KitError(f"unknown weights {card.weights!r}.{nearest(card.weights, WEIGHTS)}")
@@ -281,17 +264,17 @@ def load_export(folder: Path, device: str = "cpu") -> Voice:
             if path.stat().st_size != recorded["bytes"] or file_digest(path) != recorded["sha256"]:
                 raise SpeechError(f"{path} is damaged (its SHA-256 is not that of {CARD}): {FIX}")
         language = language_code(card.language)
-        voice = make_voice(
-            load_references(files["references"], FIX),
-            files,
-            FIX,
+        speakers = load_references(files["references"], FIX)
+        speakers["habits"] = card.habits
+        voice = Voice(
             model=restore_model(files["model"], card.model),
             codec=load_codec(files["codec"], FIX),
             tokenizer=load_tokenizer(files["tokenizer"], language),
-            habits=card.habits,
             language=language,
             reader=load_reader(folder / READER) if READER in card.files else None,
+            **speakers,
         )
+        require_matching(voice, files, FIX)
     except SpeechError:
         raise
     except (OSError, KitError) as error:

@@ -10,10 +10,8 @@ D width, P prompt. With classifier-free guidance every row goes through the mode
 first with its text, then without.
 """
 
-import copy
 import dataclasses
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterator
 
 import torch
@@ -24,6 +22,7 @@ from kit.base.files import digest
 from kit.base.hardware import is_oom
 from kit.inference.candidates import alignment_scores
 from kit.inference.decoder import Conditioning, Decoder
+from kit.inference.decoder_steps import Output
 from kit.model.gpt import SpeechGPT
 from kit.settings import GenerateConfig, GPTConfig
 
@@ -111,6 +110,7 @@ class DecodedBatch:
         self.config = config
         self.model = c
         self.steps = 0  # columns that are filled
+        self.complete = False  # every row has ended
         self.limits = [length_limit(c, config, len(text)) for text in texts]  # of codes
         longest = max(self.limits) + 1 if decoder.can_drop_rows else c.max_code  # graphs: fixed
         # (R, longest); STOP where nothing was generated yet.
@@ -185,15 +185,6 @@ class DecodedBatch:
             self.noise.keep(kept)
             self.drawn = self.drawn[:, kept]
 
-    def finished(self) -> "DecodedBatch":
-        """Return it with codes of its own: graphs write the next text to the same memory."""
-        own = copy.copy(self)
-        own.codes = self.codes[:, : self.steps].clone()
-        own.log_probs = self.log_probs[:, : self.steps].clone()
-        if self.states is not None:
-            own.states = self.states[:, : self.steps].clone()
-        return own
-
     def spoken(self) -> list[GeneratedCodes]:
         """Return every row up to its end. Raises SpeechError if a logit was not finite."""
         log_probs = self.log_probs.cpu()
@@ -209,10 +200,10 @@ class DecodedBatch:
             stopped = len(stops) > 0
             end = int(stops[0]) if stopped else limit
             states = None
-            if self.states is not None:  # a copy: a view would keep those of the whole batch
+            if self.states is not None:  # copies: views would keep those of the whole batch
                 states = self.states[row, :end].to("cpu", torch.float32, copy=True)
             result = GeneratedCodes(
-                codes=codes[:end],
+                codes=codes[:end].clone(),
                 stopped=stopped,
                 log_prob=float(log_probs[row, : end + stopped].mean()),
                 temperature=self.config.temperature,
@@ -305,37 +296,26 @@ def decode(
     """
     rows = [(i, seed) for i, text_seeds in enumerate(seeds) for seed in text_seeds]
     results = []
+    limit = len(rows)
     while len(results) < len(rows):
-        first = len(results)
-        count = batch_size_that_fits(decoder, config, len(rows) - first)
-        batch_rows = rows[first : first + count]
+        batch_rows = rows[len(results) :][:limit]
+        count = len(batch_rows)
         if not decoder.can_drop_rows:  # few batch sizes, few graphs: pad with the last row
             batch_rows += batch_rows[-1:] * (2 ** (count - 1).bit_length() - count)
         try:
-            stream = decode_stream(decoder, texts, cond, config, batch_rows)
-            results += deque(stream, maxlen=1).pop().spoken()[:count]
+            for batch in decode_stream(decoder, texts, cond, config, batch_rows):
+                if batch.complete:
+                    results += batch.spoken()[:count]
             continue
         except (RuntimeError, MemoryError) as error:
             if count == 1 or not is_oom(error):
                 raise
         # Outside the handler, where the error no longer keeps tensors alive.
-        decoder.row_limit = count // 2
+        limit = count // 2
         decoder.free_memory()
-        note = f"Out of memory with a batch of {count} texts: continuing with {count // 2}."
+        note = f"Out of memory with a batch of {count} texts: continuing with {limit}."
         warnings.warn(note, category=Note, stacklevel=2)
     return results
-
-
-def batch_size_that_fits(decoder: Decoder, config: GenerateConfig, rows: int) -> int:
-    rows = min(rows, decoder.row_limit or rows)
-    limit = decoder.memory.rows_that_fit()
-    if limit is None:
-        return rows
-    if config.uses_cfg:
-        limit //= 2
-    if not decoder.can_drop_rows:  # batches are padded to a power of two
-        limit = 2 ** (limit.bit_length() - 1) if limit else 0
-    return max(1, min(rows, limit))
 
 
 @torch.inference_mode()
@@ -348,7 +328,8 @@ def decode_stream(
 ) -> Iterator[DecodedBatch]:
     """Decode one code a step for every row; yield the codes so far at each check for finished rows.
 
-    Each of `rows` is the index of its text and a seed. Raises SpeechError if memory runs out with a
+    Take what you need of a batch before the next: graphs write other texts to the same memory. Each
+    of `rows` is the index of its text and a seed. Raises SpeechError if memory runs out with a
     single row, PyTorch's own errors with several.
     """
     cache = None
@@ -361,18 +342,18 @@ def decode_stream(
         longest = max(batch.limits) + 1
         if config.uses_cfg:
             prompts += [len(chosen) + i for i in prompts]
-        logits, cache = decoder.prefill(x, padding, longest, prompts)
+        output, cache = decoder.prefill(x, padding, longest, prompts)
         batch.draw(0)
-        batch.take(logits, cache.state, 0)
+        batch.take(*output, 0)
         for n in range(longest):
             batch.steps = n + 1
             if n % decoder.check_every == 0 or n + 1 == longest:
                 done = batch.done | (batch.row_limits <= n)
                 count = int(done.sum())
-                if count == len(done):
-                    yield batch.finished()
-                    return
+                batch.complete = count == len(done)
                 yield batch
+                if batch.complete:
+                    return
                 if decoder.can_drop_rows and 2 * count >= len(done):
                     batch.keep(~done)
                     cache.keep((~done).repeat(1 + config.uses_cfg))
@@ -390,12 +371,12 @@ def decode_stream(
         ) from error
     finally:  # also if the caller stops listening early
         if cache is not None:
-            decoder.release(cache)
+            cache.release()
 
 
 def recomputed(
     decoder: Decoder, x: Tensor, padding: list[int], prompts: list[int], batch: DecodedBatch
-) -> tuple[Tensor, Tensor]:
+) -> Output:
     """Return the next codes' logits and states without a KV cache, from prompts and all codes."""
     codes = batch.codes[batch.rows, : batch.steps]
     rows = batch.rows.tolist()
@@ -405,9 +386,7 @@ def recomputed(
     chosen = [prompts[row] for row in rows]
     code_index = torch.arange(1, batch.steps + 1, device=decoder.device)
     x = torch.cat((x[chosen], decoder.embed(codes, code_index)), dim=1)
-    logits, cache = decoder.prefill(x, [padding[i] for i in chosen], 0)
-    decoder.release(cache)
-    return logits, cache.state
+    return decoder.prefill(x, [padding[i] for i in chosen], 0)[0]
 
 
 def select_rows(cond: Conditioning, rows: list[int]) -> Conditioning:

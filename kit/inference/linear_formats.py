@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kit.base.compiler import best_seconds
+from kit.base.errors import SpeechError
 from kit.base.hardware import DTYPES, gpu_precision
 
 FEW_ROWS = 16  # up to here a matmul is bound by reading its weights
@@ -100,7 +101,7 @@ class WeightOnlyInt8(nn.Module):
         super().__init__()
         weight, bias = parts(linear)
         if weight.device.type == "cpu" and weight.shape[1] % 16:
-            raise ValueError(
+            raise SpeechError(
                 "int8-weight-only needs a multiple of 16 inputs on a CPU, and this layer has "
                 f"{weight.shape[1]}: use int8, or another width."
             )
@@ -133,9 +134,6 @@ def choose_layer(
         ran = f"int8 weights, {half} activations"
         if weights == "int8" and eager_cpu:
             ran += " (this CPU has no int8 matmuls)"
-        elif weights == "int8" and not cpu:
-            slower = "dequantised as they are read" if compiled else f"slower than {half}"
-            ran += f" (less memory; {slower})"
         return WeightOnlyInt8, DTYPES[half], ran
     if weights == "bf16" and half == "fp16":
         return PlainLinear, torch.float16, "fp16: this GPU has no bf16"
@@ -202,9 +200,7 @@ def parts(linear: nn.Linear) -> tuple[Tensor, Tensor]:
 
 
 def int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return int8 weights (O, I) in -127..127 and scales (O,). Raises ValueError if not finite."""
+    """Return finite weights as int8 (O, I) in -127..127, and scales (O,)."""
     weight = weight.detach().float()
-    if not torch.isfinite(weight).all():
-        raise ValueError("The weights are damaged (not finite): load an earlier checkpoint.")
     scale = weight.abs().amax(dim=1).clamp(min=1e-8) / 127
     return (weight / scale[:, None]).round().to(torch.int8), scale

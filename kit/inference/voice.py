@@ -20,7 +20,7 @@ from kit.base.config import Section, within
 from kit.base.errors import SpeechError
 from kit.base.files import encode_wav
 from kit.inference.candidates import CodeReader
-from kit.inference.decoder import Conditioning, Decoder, DecoderConfig
+from kit.inference.decoder import Conditioning, Decoder
 from kit.inference.generate import (
     GeneratedCodes,
     candidate_seed,
@@ -50,13 +50,6 @@ class Habits(Section):
     alignment_layer: int = within(-1, -1)  # of the head that follows the text; -1: unknown
     alignment_head: int = within(-1, -1)  # in that layer
     respell: bool = True  # whether texts were respelt: see kit/text/normalize.py
-
-    def to_save(self) -> dict:
-        """The fields for a file; one that older kits do not know only where it was changed."""
-        fields = dataclasses.asdict(self)
-        if self.respell:
-            del fields["respell"]
-        return fields
 
     @property
     def head(self) -> AlignmentHead | None:
@@ -115,15 +108,15 @@ class Voice:
         `weights` is the number format; "": half precision on a GPU that has it, else fp32.
         """
         weights = weights or default_format(self.model.final_norm.weight.device)
-        decoder = self._decoder(weights=weights, compile=compile, graphs=True)
+        decoder = self.new_decoder(weights, compile=compile, graphs=True)
         return dataclasses.replace(self, decoder=decoder)
 
     def ready(self) -> Decoder:
-        return self.decoder or self._decoder()
+        return self.decoder or self.new_decoder()
 
-    def _decoder(self, **config) -> Decoder:
-        states, head = self.decodes_from_states, self.habits.head
-        return Decoder(self.model, DecoderConfig(**config, states=states, alignment_head=head))
+    def new_decoder(self, weights: str = "fp32", **how) -> Decoder:
+        how |= {"states": self.decodes_from_states, "alignment_head": self.habits.head}
+        return Decoder(self.model, weights, **how)
 
     @property
     def decodes_from_states(self) -> bool:
@@ -208,10 +201,13 @@ class Voice:
         return list(mel.split(self.pieces.get(speaker, mel.shape[-1]), dim=-1))
 
     def conditioning(self, speakers: list[str], device: torch.device) -> Conditioning:
+        """Return the references of `speakers`; rows of one speaker share the list of segments."""
         if not any(name in self.pieces for name in speakers):
             return torch.stack([self.reference(name) for name in speakers]).to(device)
-        names = set(speakers)  # rows of one speaker share the list
-        segments = {n: [mel.to(device) for mel in self.reference_segments(n)] for n in names}
+        segments = {
+            name: [mel.to(device) for mel in self.reference_segments(name)]
+            for name in set(speakers)
+        }
         return [segments[name] for name in speakers]
 
     def sound(self, codes: Tensor, states: Tensor | None, speaker: str) -> Tensor:
@@ -221,11 +217,10 @@ class Voice:
         """
         if not len(codes):
             return torch.zeros(self.codec.sample_rate // 20)
-        if not self.decodes_from_states:
-            return self.codec.decode(codes[None])[0].cpu()
-        states = None if states is None else states[None]
-        speaker_vector = self.vector(speaker)[None]
-        return self.codec.decode(codes[None], states=states, speaker=speaker_vector)[0].cpu()
+        how = {}
+        if self.decodes_from_states:
+            how = {"states": states[None], "speaker": self.vector(speaker)[None]}
+        return self.codec.decode(codes[None], **how)[0].cpu()
 
     def vector(self, speaker: str) -> Tensor:
         return self.vectors[speaker] if self.codec.speaker_width else torch.zeros(0)
@@ -284,7 +279,6 @@ class Voice:
             cond = self.conditioning([speakers[i] for i in indices], decoder.device)
             rows = generate(decoder, [ids[i] for i in indices], cond, config, self.text_mismatch)
             results.update(zip(indices, rows))
-        decoder.tidy()
         return [results[i] for i in range(len(ids))]
 
     def text_mismatch(self, texts: list[list[int]], codes: list[Tensor]) -> list[float]:
@@ -323,7 +317,7 @@ class Voice:
         fade_in = faded  # of the first chunk
         rows = [(0, candidate_seed(config, ids, 0))]
         for batch in decode_stream(decoder, [ids], cond, config, rows):
-            if batch.steps < sent + STREAM_CODES:
+            if batch.steps < sent + STREAM_CODES and not batch.complete:
                 continue
             row = batch.spoken()[0]
             chunk = audio.push(row.codes[sent:], row.states_from(sent))
@@ -331,8 +325,6 @@ class Voice:
             if len(chunk):
                 yield fade(chunk, self.codec.sample_rate, start=fade_in, end=False)
                 fade_in = False
-        row = batch.spoken()[0]
-        audio.push(row.codes[sent:], row.states_from(sent))
         last = audio.finish() if len(row.codes) else self.sound(row.codes, row.states, speaker)
         yield fade(last, self.codec.sample_rate, start=fade_in, end=faded)
         return row.stopped

@@ -56,15 +56,6 @@ def load_voice(
     set_cuda_defaults()
     language = language_code(language)
     folder = Path(folder)
-    if (folder / "voice.json").is_file():
-        raise SpeechError(
-            f"{folder} is an exported voice: kit.inference.export.load_export reads it."
-        )
-    if not (folder / weights).is_file() and weights == WEIGHTS["ema"]:
-        raise SpeechError(
-            f"{folder} has no {weights}: training kept no average (`ema` was off) or has not "
-            "finished. Run notebook 02_train to its end, then 03_evaluate_ema."
-        )
     files = {
         "model": folder / weights,
         "codec": folder / CODEC,
@@ -72,17 +63,21 @@ def load_voice(
         "references": folder / "references.safetensors",
     }
     fix = "run notebooks 01_data_prep to 02_train again, in a run of its own."
-    speakers = load_references(files["references"])
-    model = load_model(files["model"])
     note = ""
     if codec_matches_weights(folder, files["model"]):
         codec = load_codec(folder / SOUND, "delete it, or run `sound()` of 02_train again.")
     else:
         codec = load_codec(folder / CODEC)
         note = STALE if (folder / SOUND).exists() else ""
-    tokenizer = load_tokenizer(files["tokenizer"], language)
-    parts = {"model": model, "codec": codec, "tokenizer": tokenizer, "language": language}
-    voice = make_voice(speakers, files, fix, **parts, habits=speakers.habits, note=note)
+    voice = Voice(
+        model=load_model(files["model"]),
+        codec=codec,
+        tokenizer=load_tokenizer(files["tokenizer"], language),
+        language=language,
+        note=note,
+        **load_references(files["references"]),
+    )
+    require_matching(voice, files, fix)
     hashes = {files[part].name: file_digest(files[part]) for part in ("tokenizer", "codec")}
     # Two runs with one preset have the same sizes, but their ids mean different things.
     expected = trained_with(files["model"])
@@ -106,24 +101,14 @@ def load_voices(folder: Path, language: str = "am", device: str = "cpu") -> dict
     }
 
 
-def make_voice(speakers: "SpeakerReferences", files: dict[str, Path], fix: str, **parts) -> Voice:
-    """Return the voice of `speakers` and `parts`, read from `files`.
-
-    Raises SpeechError, ending with `fix`, unless they fit together.
-    """
-    voice = Voice(
-        references=speakers.mels,
-        front_end=make_front_end(speakers.front_end),
-        pieces=speakers.pieces,
-        vectors=speakers.vectors,
-        **parts,
-    )
+def require_matching(voice: Voice, files: dict[str, Path], fix: str) -> None:
+    """Raise SpeechError, ending with `fix`, unless the parts of `voice`, read from `files`, fit."""
     config = voice.model.config
     codec = voice.codec
     sizes = [
         ("tokenizer", "text ids", voice.tokenizer.vocab_size, config.text_vocab),
         ("codec", "codes, START and STOP included", codec.vocab_size + 2, config.code_vocab),
-        ("references", "mels of their front end", speakers.front_end.n_mels, config.n_mels),
+        ("references", "mels of their front end", voice.front_end.config.n_mels, config.n_mels),
     ]
     frames = None
     for speaker, mel in voice.references.items():
@@ -150,7 +135,6 @@ def make_voice(speakers: "SpeakerReferences", files: dict[str, Path], fix: str, 
         )
     if not voice.references:
         raise SpeechError(f"{files['references']} has no speaker: {fix}")
-    return voice
 
 
 def save_finetuned_codec(codec: Codec, folder: Path, weights: list[Path]) -> None:
@@ -183,17 +167,6 @@ def load_finetuned_codec(folder: Path, weights: list[Path]) -> Codec | None:
 # --- references.safetensors -----------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SpeakerReferences:
-    """The contents of a references file."""
-
-    mels: dict[str, Tensor]  # speaker -> log-mel (M, T)
-    vectors: dict[str, Tensor]  # speaker -> (S,), if the codec takes speaker vectors
-    pieces: dict[str, list[int]]  # speaker -> frames of each segment; missing: one segment
-    habits: Habits
-    front_end: MelConfig  # of the log-mels
-
-
 def save_references(
     references: dict[str, Tensor],
     path: Path,
@@ -202,7 +175,7 @@ def save_references(
     vectors: dict[str, Tensor] | None = None,
     pieces: dict[str, list[int]] | None = None,
 ) -> None:
-    """Write a `SpeakerReferences` to `path`: log-mels in fp16, vectors in fp32.
+    """Write fields of a `Voice` to `path`: log-mels in fp16, vectors in fp32.
 
     Raises SpeechError for a reserved speaker name.
     """
@@ -210,7 +183,7 @@ def save_references(
         if name in references:
             raise SpeechError(f"The speaker name `{name}` is reserved: choose another.")
     tensors = {name: mel.half().contiguous() for name, mel in references.items()}
-    header = (habits or Habits()).to_save()
+    header = dataclasses.asdict(habits or Habits())
     header["front_end"] = dataclasses.asdict(front_end)
     if vectors:
         header["vectors"] = sorted(vectors)
@@ -220,8 +193,11 @@ def save_references(
     write_atomic(path, file_bytes(tensors, header))
 
 
-def load_references(path: Path, fix: str = "run notebook 02_train.") -> SpeakerReferences:
-    """Load what `save_references` wrote. Raises SpeechError, with `fix`, if missing or damaged."""
+def load_references(path: Path, fix: str = "run notebook 02_train.") -> dict:
+    """Return the fields of a `Voice` that `save_references` wrote to `path`.
+
+    Raises SpeechError, with `fix`, if it is missing or damaged.
+    """
     if not path.is_file():
         raise SpeechError(f"There is no {path}: {fix}")
     try:
@@ -241,13 +217,13 @@ def load_references(path: Path, fix: str = "run notebook 02_train.") -> SpeakerR
                     f"the reference of {name!r} has {total} frames, its segments {frames}"
                 )
         # Copies: the file, which stays mapped otherwise, may be overwritten.
-        return SpeakerReferences(
-            mels={name: mel.clone() for name, mel in tensors.items()},
-            vectors=dict(zip(parts["vectors"], vectors.clone())),
-            pieces=parts["pieces"],
-            habits=build(Habits, header),
-            front_end=front_end_config(parts["front_end"]),
-        )
+        return {
+            "references": {name: mel.clone() for name, mel in tensors.items()},
+            "vectors": dict(zip(parts["vectors"], vectors.clone())),
+            "pieces": parts["pieces"],
+            "habits": build(Habits, header),
+            "front_end": make_front_end(front_end_config(parts["front_end"])),
+        }
     except (OSError, KitError) as error:
         raise SpeechError(f"{path} ({shorten(error, 400)}): {fix}") from error
 

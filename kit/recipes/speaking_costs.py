@@ -16,6 +16,8 @@ from kit.notebook.plots import bars, curves
 from kit.notebook.result import Result
 from kit.recipes.exports import JUDGED_WITH
 
+# Of a `FormatResult`, recorded for int8.
+DIFFERENCES = ("top1_agreement", "mean_logit_error", "max_logit_error", "size_ratio")
 STEPS = ("first_sound", "kv_cache", "batches", "compare_formats", "real_time_factor")
 
 
@@ -139,7 +141,7 @@ class SpeakingCosts:
             figures["variants"][each.name] = {"codes_per_s": each.codes_per_s, "cer": each.cer}
             if each.name == "int8":
                 figures |= {"int8_speedup": each.speedup, "cer_int8": each.cer}
-                figures |= {f"int8_{name}": value for name, value in vars(each.cost).items()}
+                figures |= {f"int8_{name}": getattr(each, name) for name in DIFFERENCES}
         table = measure.formats_table(formats)
         return self.record("compare_formats", line, pictures, figures, table)
 

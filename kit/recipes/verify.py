@@ -14,8 +14,8 @@ from kit.audio.recognizer import SpeechRecognizer, cer, load_recognizer
 from kit.base.hardware import on_device
 from kit.dataset.alignment import alignment_score
 from kit.dataset.manifest import Utterance, read_manifest
-from kit.inference.compare_formats import batch_logits
-from kit.inference.decoder import Decoder, DecoderConfig
+from kit.inference.compare_formats import forced_logits
+from kit.inference.decoder import Decoder
 from kit.model.gpt import SpeechGPT
 from kit.notebook.result import Result
 from kit.recipes.open_run import ActiveRun
@@ -106,7 +106,7 @@ def decoding(subject: Subject) -> Outcome:
 @torch.inference_mode()
 def decoding_error(model: SpeechGPT, subject: Subject, weights: str) -> float:
     """The largest mean KL divergence in nats, of one row alone and of all rows together."""
-    decoder = Decoder(model, DecoderConfig(weights=weights))
+    decoder = Decoder(model, weights=weights)
     # START is never sampled: the decoder may give it no probability.
     sampled = torch.arange(model.config.code_vocab) != model.config.start_code
     errors = []
@@ -116,7 +116,7 @@ def decoding_error(model: SpeechGPT, subject: Subject, weights: str) -> float:
         codes = [row.tolist() for row in subject.codes[:count]]
         counts = [len(row) + model.config.stop_targets for row in codes]
         rows = list(zip([row.tolist() for row in subject.texts], codes, subject.references))
-        stepped = batch_logits(decoder, rows).cpu()
+        stepped = forced_logits(decoder, rows).cpu()
         for row, wanted in enumerate(logits.split(counts)):
             last = len(codes[row]) + 1  # the first STOP's
             wanted = wanted[:last, sampled].log_softmax(-1)

@@ -14,8 +14,8 @@ from infer_calls import PROMPT, gpt2, greedy, random_model, request, static_comp
 from rows import result
 
 from kit.base.hardware import DTYPES, silence_profiler
-from kit.inference.compare_formats import RecordedExample, teacher_forced_logits
-from kit.inference.decoder import Decoder, DecoderConfig
+from kit.inference.compare_formats import RecordedExample, forced_logits
+from kit.inference.decoder import Decoder
 from kit.inference.generate import decode
 from kit.inference.linear_formats import weight_bytes
 from kit.model.gpt import SpeechGPT
@@ -37,7 +37,7 @@ def half(setting: Setting) -> str:
 
 def ready(model: SpeechGPT, weights: str, kind: str) -> Decoder:
     how = {"compile": kind == "compiled", "graphs": kind == "CUDA graphs"}
-    return Decoder(model, DecoderConfig(weights=weights, **how))
+    return Decoder(model, weights=weights, **how)
 
 
 def speak(decoder: Decoder, batch: int, config: GenerateConfig) -> torch.Tensor:
@@ -97,7 +97,7 @@ def speed_rows(
     Along the same codes (teacher forcing): greedy codes of random weights part at a near tie.
     """
     example = recorded_example(model, setting)
-    expected = teacher_forced_logits(ready(model, "fp32", "eager"), example).argmax(-1)
+    expected = forced_logits(ready(model, "fp32", "eager"), [example]).argmax(-1)
     bandwidth = read_bytes_per_s(setting)
     for kind, weights in cases:
         decoder = ready(model, weights, kind)
@@ -108,7 +108,7 @@ def speed_rows(
         work = lambda: speak(decoder, 1, config)  # noqa: B023, E731
         speed = setting.codes / seconds(work, setting.hw.device)
         yield result(f"30 x 1024, {weights}, {kind}, sampled, batch 1", speed, "codes/s")
-        choices = teacher_forced_logits(decoder, example).argmax(-1)
+        choices = forced_logits(decoder, [example]).argmax(-1)
         agree = float((choices == expected).float().mean())
         wanted = AGREEMENT.get(weights, 0.99)
         row = f"30 x 1024, {weights}, {kind}: same first choice as fp32, eager"

@@ -13,7 +13,7 @@ import time
 import torch
 from torch import Tensor, nn
 
-from kit.inference.decoder import Decoder, DecoderConfig
+from kit.inference.decoder import Decoder
 from kit.inference.generate import decode_stream
 from kit.model.gpt import SpeechGPT
 from kit.settings import GenerateConfig, GPTConfig
@@ -40,7 +40,7 @@ def random_model(size: str, layers: int) -> SpeechGPT:
 
 
 def ready(model: SpeechGPT, weights: str = "fp32", compiled: bool = False) -> Decoder:
-    return Decoder(model, DecoderConfig(weights=weights, compile=compiled))
+    return Decoder(model, weights=weights, compile=compiled)
 
 
 def request(config: GPTConfig, batch: int) -> tuple[list[list[int]], Tensor]:

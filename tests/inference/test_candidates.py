@@ -12,7 +12,7 @@ from kit.audio.fitting import FitSchedule
 from kit.audio.recognizer import recognizer_schedule, train_recognizer
 from kit.inference import candidates
 from kit.inference.candidates import FLOOR, READER, CodeReader, alignment_scores
-from kit.inference.decoder import Decoder, DecoderConfig
+from kit.inference.decoder import Decoder
 from kit.inference.generate import candidate_seed, decode, generate
 from kit.model.sequence import pack
 from kit.model.text_attention import AlignmentHead, text_attention_maps
@@ -113,7 +113,7 @@ def readings():
 @torch.inference_mode()
 def test_the_looks_are_those_of_the_models_own_attention(model):
     texts, codes, cond = readings()
-    decoder = Decoder(model, DecoderConfig(alignment_head=HEAD))
+    decoder = Decoder(model, alignment_head=HEAD)
     looks, pieces = candidates.text_attention(decoder, texts, cond, codes)
     for i, (text, said) in enumerate(zip(texts, codes)):
         batch = pack(GPT, [text], [said.tolist()], cond[i : i + 1])
@@ -150,7 +150,7 @@ def test_of_several_candidates_the_one_that_follows_the_text_is_kept(model):
     shape = {"best_of": 5, "max_codes_per_text_id": 1.0, "retries": 0}
     config = GenerateConfig(temperature=2.0, top_k=0, **shape)
     texts, _, cond = readings()
-    decoder = Decoder(model, DecoderConfig(alignment_head=HEAD))
+    decoder = Decoder(model, alignment_head=HEAD)
     each = [text for text in texts for _ in range(5)]
     references = cond.repeat_interleave(5, 0)
     seeds = [[candidate_seed(config, text, i % 5)] for i, text in enumerate(each)]
@@ -180,7 +180,7 @@ def test_training_on_rows_without_a_way_through_stays_finite():
 
 def test_rows_are_scored_alike_alone_and_together(model, monkeypatch):
     texts, codes, cond = readings()
-    decoder = Decoder(model, DecoderConfig(alignment_head=HEAD))
+    decoder = Decoder(model, alignment_head=HEAD)
     together = alignment_scores(decoder, texts, cond, codes)
     assert len(set(together)) == len(texts)
     monkeypatch.setitem(candidates.BATCH_ELEMENTS, "cpu", 1)

@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import json
 import os
 import re
 import signal
@@ -19,9 +18,8 @@ from torch import nn
 
 import kit
 from kit.base.errors import SpeechError
-from kit.base.files import digest
 from kit.inference import export
-from kit.inference.decoder import Decoder, DecoderConfig
+from kit.inference.decoder import Decoder
 from kit.inference.export import CARD, FILES, SCALE, export_voice, load_export, read_card, unpacked
 from kit.inference.generate import generate
 from kit.inference.linear_formats import int8
@@ -68,8 +66,6 @@ def test_fp32_is_the_same_voice_to_the_bit(voice, folder):
 
 def test_a_voice_whose_texts_were_not_respelt_reads_letters_as_they_are(voice, tmp_path):
     assert voice.ids("ሰላም") == voice.ids("ሠላም")
-    card = export_voice(voice, tmp_path / "usual", "fp32") / "voice.json"
-    assert "respell" not in json.loads(card.read_bytes())["habits"], "for older kits"
     as_written = dataclasses.replace(voice, habits=dataclasses.replace(voice.habits, respell=False))
     again = load_export(export_voice(as_written, tmp_path / "voice", "fp32"))
     assert again.habits == as_written.habits
@@ -144,8 +140,8 @@ def test_int8_speaks_as_the_model_it_was_made_from(voice, tmp_path):
         else:
             found = int8(again.model.get_parameter(name))
             assert all(torch.equal(a, b) for a, b in zip(found, int8(weight)))
-    wanted = codes(voice, Decoder(original, DecoderConfig(weights="int8")))
-    assert codes(again, Decoder(again.model, DecoderConfig(weights="int8"))) == wanted
+    wanted = codes(voice, Decoder(original, weights="int8"))
+    assert codes(again, Decoder(again.model, weights="int8")) == wanted
     assert codes(again, again.decoder) == wanted  # the decoder it speaks through by default
 
 
@@ -186,24 +182,18 @@ def test_an_export_killed_while_files_are_exchanged_is_no_export(voice, processe
 
 
 @pytest.mark.filterwarnings("ignore:There is no kit/text/languages/za")
-@pytest.mark.parametrize("where", ["in the voice", "as a link", "beside it"])
-def test_code_that_came_with_a_voice_is_not_run(voice, tmp_path, monkeypatch, where):
+def test_code_that_came_with_a_voice_is_not_run(voice, tmp_path, monkeypatch):
     folder = export_voice(dataclasses.replace(voice, language="za"), tmp_path / "voice")
     evil = "import pathlib\npathlib.Path(__file__).with_name('run').touch()\nnormalize = str.upper"
-    place = folder.parent if where == "beside it" else folder
-    languages = place / "kit" / "text" / "languages"
-    languages.mkdir(parents=True)
-    (languages / "za.py").write_text(evil)
-    if where == "as a link":
-        (folder / "za.py").symlink_to(languages / "za.py")
-    else:
-        (place / "za.py").write_text(evil)
-    again = load_export(folder)
-    monkeypatch.chdir(place)
-    monkeypatch.syspath_prepend("")
-    monkeypatch.syspath_prepend(str(place))
-    assert again.speak(LINES[:1], "alma", OWN)[0].parts == (LINES[0],)
-    assert load_export(folder).ids(LINES[0]) == voice.ids(LINES[0])
+    for place in (folder, tmp_path):
+        for code in (place / "za.py", place / "kit" / "text" / "languages" / "za.py"):
+            code.parent.mkdir(parents=True, exist_ok=True)
+            code.write_text(evil)
+        monkeypatch.chdir(place)
+        monkeypatch.syspath_prepend(str(place))
+        again = load_export(folder)
+        assert again.speak(LINES[:1], "alma", OWN)[0].parts == (LINES[0],)
+        assert again.ids(LINES[0]) == voice.ids(LINES[0])
     assert not list(tmp_path.rglob("run")) and "za" not in sys.modules
 
 
@@ -223,10 +213,8 @@ def test_weights_a_format_cannot_hold_are_refused_and_spoil_nothing(voice, folde
     assert load_export(folder).speakers == voice.speakers
 
 
-def test_a_file_is_no_folder_and_an_unknown_format_names_the_nearest(voice, tmp_path):
+def test_what_is_no_export_and_an_unknown_format_are_named(voice, tmp_path):
     (tmp_path / "voice").write_text("")
-    with pytest.raises(SpeechError, match="is a file: name a folder"):
-        export_voice(voice, tmp_path / "voice")
     with pytest.raises(SpeechError, match=r"'in8'.*int8"):
         export_voice(voice, tmp_path, "in8")
     for path in (tmp_path, tmp_path / "nowhere", tmp_path / "voice"):
@@ -251,48 +239,6 @@ FOREIGN = ["", "[]", '{"model_type": "gpt2"}', "[" * 100_000, '{"format_version"
 def test_a_card_of_another_kind_is_named(folder, text):
     (folder / CARD).write_bytes(text.encode(errors="surrogateescape"))
     refused(folder, f"{CARD} is damaged or of another kind")
-
-
-def sealed(folder, **over) -> None:
-    """Change the card as another kit would have written it."""
-    plain = json.loads((folder / CARD).read_text(encoding="utf-8")) | over
-    plain.pop("checksum")
-    (folder / CARD).write_text(json.dumps(plain | {"checksum": digest(plain)}), encoding="utf-8")
-
-
-def test_a_card_with_former_names_of_settings_is_read(folder):
-    sampling = dataclasses.asdict(read_card(folder).sampling)
-    former = {"candidates": sampling.pop("best_of"), "guidance": sampling.pop("guidance_scale")}
-    sealed(folder, sampling=sampling | former)
-    assert read_card(folder).settings == OWN
-
-
-HEADS = {"alignment_layer": 9, "alignment_head": 0}
-FALSE_CARDS = [
-    ({"format_version": 3}, "format 3.* reads 2.*update the kit"),
-    ({"format_version": 1}, "format 1.* reads 2.*export the voice again"),
-    ({"weights": "int3"}, f"{CARD}.*'int3'.*int8"),
-    ({"model": {"width": 64}}, rf"{CARD}.*model\.safetensors"),
-    ({"model": {"heads": 3}}, rf"{CARD} is damaged.*GPTConfig"),
-    ({"model": {"wings": 2}}, rf"{CARD} is damaged.*GPTConfig"),
-    ({"model": {"layers": 10**8}}, r"GPTConfig\.layers = \d+: must lie in"),
-    ({"model": {"width": 2**40}}, r"GPTConfig\.width = \d+: must lie in"),
-    ({"model": {"perceiver_layers": 10**9}}, r"GPTConfig\.perceiver_layers = \d+: must lie in"),
-    ({"sampling": {"best_of": 10**9}}, r"\.best_of = \d+: must lie in"),
-    ({"sampling": {"retries": 10**9}}, r"\.retries = \d+: must lie in"),
-    ({"habits": {"pace": float("nan")}}, r"\.pace = nan"),
-    ({"habits": {"pace": -1.0}}, r"\.pace = -1.0: must be 0 or more"),
-    ({"habits": {"longest_text": -3}}, r"\.longest_text = -3: must be 0 or more"),
-    ({"habits": HEADS}, "head 0 in layer 9, .* has 2 layers of 2 heads"),
-]
-
-
-@pytest.mark.parametrize(("over", "facts"), FALSE_CARDS)
-def test_a_card_that_describes_another_voice_is_refused(folder, over, facts):
-    card = json.loads((folder / CARD).read_text(encoding="utf-8"))
-    parts = {k: card[k] | v if isinstance(v, dict) else v for k, v in over.items()}
-    sealed(folder, **parts)
-    refused(folder, facts)
 
 
 @pytest.mark.parametrize("size", [1e-12, 1e-7, 1.0, 1e4])

@@ -125,19 +125,7 @@ def mutate_bytes(rng: random.Random, folder: Path) -> None:
         seal(folder)
 
 
-def mutate_files(rng: random.Random, folder: Path) -> None:
-    path = folder / rng.choice([*FILES, READER, CARD])
-    path.unlink()
-    kind = rng.choice(["own link", "device", "folder", "empty", "missing"])
-    if kind in ("own link", "device"):
-        path.symlink_to({"own link": path, "device": Path("/dev/zero")}[kind])
-    elif kind == "folder":
-        path.mkdir()
-    elif kind == "empty":
-        path.write_bytes(b"")
-
-
-KINDS = (mutate_card, mutate_header, mutate_bytes, mutate_files)
+KINDS = (mutate_card, mutate_header, mutate_bytes)
 
 
 def speak(folder: Path) -> None:
@@ -218,6 +206,44 @@ def test_speakers_that_are_no_names_and_a_card_larger_than_any_are_refused(folde
     refused(folder, rf"{CARD}.*speakers")
     os.truncate(folder / CARD, 2**30)
     refused(folder, f"{CARD} is damaged.*larger than")
+
+
+def test_a_card_with_former_names_of_settings_is_read(folder):
+    sampling = dataclasses.asdict(export.read_card(folder).settings)
+    del sampling["best_of"], sampling["guidance_scale"]
+    seal(folder, sampling=sampling | {"candidates": 5, "guidance": 2.0})
+    settings = export.read_card(folder).settings
+    assert (settings.best_of, settings.guidance_scale) == (5, 2.0)
+
+
+HEADS = {"alignment_layer": 9, "alignment_head": 0}
+FALSE_CARDS = [
+    ({"format_version": 3}, "format 3.* reads 2.*update the kit"),
+    ({"format_version": 1}, "format 1.* reads 2.*export the voice again"),
+    ({"weights": "int3"}, f"{CARD}.*'int3'.*int8"),
+    ({"model": {"width": 64}}, rf"{CARD}.*model\.safetensors"),
+    ({"model": {"heads": 3}}, rf"{CARD} is damaged.*GPTConfig"),
+    ({"model": {"wings": 2}}, rf"{CARD} is damaged.*GPTConfig"),
+    ({"model": {"layers": 10**8}}, r"GPTConfig\.layers = \d+: must lie in"),
+    ({"sampling": {"best_of": 10**9}}, r"\.best_of = \d+: must lie in"),
+    ({"habits": {"pace": float("nan")}}, r"\.pace = nan"),
+    ({"habits": HEADS}, "head 0 in layer 9, .* has 2 layers of 2 heads"),
+]
+
+
+@pytest.mark.parametrize(("over", "facts"), FALSE_CARDS)
+def test_a_card_that_describes_another_voice_is_refused(folder, over, facts):
+    card = json.loads((folder / CARD).read_text(encoding="utf-8"))
+    parts = {k: card[k] | v if isinstance(v, dict) else v for k, v in over.items()}
+    seal(folder, **parts)
+    refused(folder, facts)
+
+
+@pytest.mark.parametrize("name", [FILES[0], CARD])
+def test_a_link_to_a_device_is_no_file(folder, name):
+    (folder / name).unlink()
+    (folder / name).symlink_to("/dev/zero")
+    refused(folder, f"There is no .*{name}")
 
 
 def test_int8_scales_that_do_not_fit_are_named(exports, tmp_path):

@@ -5,9 +5,10 @@ import torch
 from helpers import random_rows, tiny_model
 from torch import nn
 
+from kit.base.errors import SpeechError
 from kit.inference import linear_formats as layers
-from kit.inference.compare_formats import compare_decoders
-from kit.inference.decoder import Decoder, DecoderConfig
+from kit.inference.compare_formats import compare_logits, logits_of_each
+from kit.inference.decoder import Decoder
 from kit.inference.linear_formats import FEW_ROWS, PlainLinear, choose_layer, int8
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -80,18 +81,6 @@ def test_what_a_cpu_takes(weights, compiled, lacks, kind, dtype, fact, monkeypat
     assert layer == [kind, dtype] and fact in ran
 
 
-def no_bf16_packing(weight, rows):
-    """What oneDNN says on a processor without AVX-512."""
-    raise RuntimeError("mkldnn_reorder_linear_weight: bf16 path needs the cpu support avx512bw")
-
-
-@pytest.fixture
-def plain_cpu(monkeypatch):
-    if not torch.backends.mkldnn.is_available():
-        pytest.skip("this torch was built without oneDNN")
-    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", no_bf16_packing)
-
-
 @pytest.mark.parametrize("bf16", [True, False])
 def test_what_a_gpu_takes(bf16, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: bf16)
@@ -100,8 +89,7 @@ def test_what_a_gpu_takes(bf16, monkeypatch):
     *layer, ran = choose_layer("bf16", CUDA, compiled=True)
     assert layer == [PlainLinear, half] and ("no bf16" in ran) != bf16
     for compiled in (False, True):
-        *layer, ran = choose_layer("int8", CUDA, compiled)
-        assert layer == [layers.WeightOnlyInt8, half] and ("slower than" in ran) != compiled
+        assert choose_layer("int8", CUDA, compiled)[:2] == (layers.WeightOnlyInt8, half)
 
 
 # Bytes of the linear layers against fp32, and logits' mean error against their spread.
@@ -113,54 +101,17 @@ COSTS += [pytest.param("int8", 0.30, 0.05, marks=needs_fbgemm)]
 @pytest.mark.parametrize(("weights", "size", "error"), COSTS)
 def test_a_whole_decoder_is_smaller_and_near(weights, size, error):
     model = tiny_model(width=64, heads=2).eval()
-    small = Decoder(model, DecoderConfig(weights=weights))
+    small = Decoder(model, weights=weights)
     full = Decoder(model)
-    cost = compare_decoders(full, small, list(zip(*random_rows(model.config, 3))))
+    rows = list(zip(*random_rows(model.config, 3)))
+    cost = compare_logits(*(logits_of_each(each, rows) for each in (full, small)))
     linear_bytes = [layers.weight_bytes(each.layers) for each in (small, full)]
     assert linear_bytes[0] <= size * linear_bytes[1]
     spread = model.code_head.weight.norm(dim=1).mean().item()
-    assert 0 < cost.mean_logit_error <= error * spread
+    assert 0 < cost["mean_logit_error"] <= error * spread
     assert weights.split("-")[0] in small.ran
 
 
-GPUS = [((7, 5), "fp16"), ((8, 0), "bf16"), ((9, 0), "bf16")]
-
-
-@pytest.mark.parametrize(("capability", "wanted"), GPUS)
-def test_a_gpu_speaks_in_its_own_half_precision(monkeypatch, capability, wanted):
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda _device: capability)
-    assert layers.default_format(CUDA) == wanted
-    assert layers.default_format(CPU) == "fp32"
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("kind", [layers.DynamicInt8, layers.WeightOnlyInt8])
-def test_damaged_weights_and_inputs_that_the_kernel_cannot_take_are_refused(kind, value):
-    linear = nn.Linear(64, 40)
-    linear.weight.data[3, 3] = value
-    with pytest.raises(ValueError, match="not finite"):
-        kind(linear, BF16)
-    with pytest.raises(ValueError, match=r"multiple of 16 .* has 40: use int8"):
+def test_inputs_that_the_kernel_cannot_take_are_refused():
+    with pytest.raises(SpeechError, match=r"multiple of 16 .* has 40: use int8"):
         layers.WeightOnlyInt8(nn.Linear(40, 17), BF16)
-
-
-def test_without_bf16_many_rows_are_multiplied_in_fp32(plain_cpu):
-    torch.manual_seed(0)
-    layer = layers.WeightOnlyInt8(nn.Linear(64, 40), BF16)
-    x = torch.randn(FEW_ROWS + 1, 64)
-    weight = layer.weight.float() * layer.scale.float()[:, None]
-    wanted = torch.nn.functional.linear(x.to(BF16).float(), weight, layer.bias.float())
-    found = layer(x.to(BF16))
-    assert found.dtype == BF16 and layer.matmul_dtype == FP32
-    assert (found.float() - wanted).norm() / wanted.norm() < 0.005
-
-
-@pytest.mark.parametrize("rows", [1, FEW_ROWS, FEW_ROWS + 1])
-@pytest.mark.parametrize(("outputs", "shares"), [(72, 4), (1030, 2), (75, 3), (41, 1)])
-def test_every_thread_has_its_share_of_the_outputs(outputs, shares, rows, monkeypatch):
-    monkeypatch.setattr("torch.get_num_threads", lambda: 4)
-    torch.manual_seed(0)
-    linear = nn.Linear(256, outputs)
-    wanted, found = both(layers.SplitByThread, FP32, linear, rows)
-    assert len(layers.SplitByThread(linear, FP32).shares[0]) == shares and found.is_contiguous()
-    torch.testing.assert_close(found, wanted)

@@ -20,7 +20,6 @@ from kit.inference.export import export_voice, load_export
 from kit.inference.voice import Habits, Voice, wav_bytes
 from kit.model.gpt import SpeechGPT
 from kit.settings import GenerateConfig
-from kit.text.normalize import letters, normalize
 
 GREEDY = GenerateConfig(temperature=0)
 SHORT = GenerateConfig(temperature=0, exact_codes=9)
@@ -113,9 +112,9 @@ def test_pieces_of_a_stream_are_the_whole(voice, count):
 
 
 def test_a_stream_begins_at_once_and_reports_an_end_not_found(voice, monkeypatch):
-    steps, real = [], Decoder.decode_one
+    steps, real = [], Decoder.advance
     count = lambda self, *args: steps.append(1) or real(self, *args)  # noqa: E731
-    monkeypatch.setattr(Decoder, "decode_one", count)
+    monkeypatch.setattr(Decoder, "advance", count)
     stream = voice.stream(texts(1)[0], "voice0", dataclasses.replace(STREAMED, exact_codes=200))
     assert len(next(stream)) and len(steps) < 150
     with pytest.raises(SpeechError, match="did not find the end"):
@@ -231,22 +230,6 @@ def test_any_recording_becomes_a_speaker_of_a_voice(voice, tmp_path):
     assert load_export(export_voice(more, tmp_path)).speakers == more.speakers
     with pytest.raises(SpeechError, match="is silent"):
         voice.with_speaker("guest", torch.zeros(48_000), 48_000)
-
-
-def test_each_text_may_have_its_own_speaker(voice):
-    names = ["voice0", "voice1", "voice2"]
-    for name, speech in zip(names, voice.speak(texts(1) * 3, names, SHORT), strict=True):
-        assert torch.equal(speech.codes, voice.speak(texts(1), name, SHORT)[0].codes)
-    assert voice.speakers == names
-
-
-def test_ten_thousand_characters_are_spoken_whole(voice):
-    text = (long_text(5) + " ") * 200
-    text = text[: text.rindex(" ", 0, 10_000)]
-    quick = GenerateConfig(temperature=0, exact_codes=1)
-    patient = dataclasses.replace(voice, habits=Habits(longest_text=40))
-    (speech,) = patient.speak([text], "voice0", quick)
-    assert letters(normalize(" ".join(speech.parts))) == letters(normalize(text))
 
 
 def test_the_first_sound_waits_for_no_more_codes_than_the_context(released):

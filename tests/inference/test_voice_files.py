@@ -70,7 +70,7 @@ def test_a_missing_or_cut_or_damaged_file_is_named(folder, name):
 def test_a_run_without_an_average_has_one_voice(folder):
     (folder / "model-ema.safetensors").rename(folder / "model-raw.safetensors")
     assert list(load_voices(folder)) == ["raw"]
-    with pytest.raises(SpeechError, match=r"`ema` was off.*03_evaluate_ema"):
+    with pytest.raises(KitError, match=r"model-ema\.safetensors.*02_train"):
         load_voice(folder)
     shutil.copy(folder / "model-raw.safetensors", folder / "model-ema.safetensors")
     assert list(load_voices(folder)) == ["raw", "ema"]
@@ -158,10 +158,3 @@ def test_references_say_what_made_them(folder):
     del header["front_end"]  # as earlier versions wrote it
     path.write_bytes(file_bytes(tensors, header))
     assert load_voice(folder).front_end.config == MelConfig()
-
-
-@pytest.mark.parametrize("over", [{"blocks": 10**8}, {"griffin_lim_iters": 10**9}, {"width": 9**9}])
-def test_a_codec_that_asks_for_too_much_is_refused(folder, over):
-    configure(folder / "codec.safetensors", **over)
-    with pytest.raises(KitError, match=rf"CodecConfig\.{next(iter(over))} = \d+: must lie in"):
-        load_voice(folder)

@@ -137,11 +137,11 @@ def test_nobody_watches_and_a_voice_is_left_which_is_not_trained_again(
 
     references = tmp_path / "references.safetensors"
     assert train["alignment_head"] is None, "six steps teach no head to follow the text"
-    assert load_references(references).habits.head is None
+    assert load_references(references)["habits"].head is None
     monkeypatch.setattr(text_attention, "MIN_DIAGONALITY", -1.0)
     list(Training(run).run())
     head = run.figure("train", "alignment_head")
-    assert AlignmentHead(**head) == load_references(references).habits.head
+    assert AlignmentHead(**head) == load_references(references)["habits"].head
 
 
 @pytest.mark.parametrize(

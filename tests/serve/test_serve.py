@@ -4,7 +4,6 @@ import contextlib
 import io
 import sys
 import threading
-import wave
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import patch
@@ -78,11 +77,6 @@ def test_every_format_holds_what_the_voice_says(client, voice, format):
     rate = voice.codec.sample_rate
     if format == "pcm":
         samples = np.frombuffer(data, "<i2") / 32767
-    elif format == "wav":
-        assert data[4:8] == data[40:44] == b"\xff" * 4, "of unknown length"
-        samples = np.frombuffer(data[44:], "<i2") / 32767
-        with wave.open(io.BytesIO(data)) as file:
-            assert file.getframerate() == rate
     else:
         samples, rate = soundfile.read(io.BytesIO(data))
     seconds = len(alone.wave) / voice.codec.sample_rate

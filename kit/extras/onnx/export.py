@@ -6,16 +6,12 @@ Shapes: T text ids, K latents, P prompt, Q new positions, N positions of the cac
 width, H heads, d = D / H, V code vocabulary.
 """
 
-import contextlib
 import copy
 import importlib
 import json
-import logging
 import shutil
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import torch
@@ -25,11 +21,9 @@ from torch import Tensor, nn
 from kit.audio.mel_codec import MelCodec
 from kit.base.errors import KitError
 from kit.base.files import atomic_folder, file_digest, write_atomic
-from kit.base.formatting import nearest
 from kit.extras.onnx.real_sound import Sound
 from kit.extras.onnx.speak_onnx import FILES, SUMS
 from kit.inference.decoder import Decoder, mean_latents
-from kit.inference.export import prepare
 from kit.inference.voice import Voice
 from kit.model.gpt import SpeechGPT
 from kit.settings import GenerateConfig
@@ -38,12 +32,16 @@ from kit.text.tokenizer import Tokenizer
 CARD = "voice-onnx.json"
 SCRIPT = "speak_onnx.py"
 FORMAT = 1  # of the folder
-WEIGHTS = ("fp32", "int8")
 INSTALL = "pip install onnx onnxscript onnxruntime"
 MAX_BYTES = 2**31 - 2**24  # of an ONNX file, and room for its graph
 # Settings of `GenerateConfig` that speak_onnx.py has, and their types there.
-SAMPLING = dict.fromkeys(("temperature", "top_p", "repetition_penalty"), float)
-SAMPLING |= dict.fromkeys(("top_k", "seed"), int)
+SAMPLING = {
+    "temperature": float,
+    "top_p": float,
+    "repetition_penalty": float,
+    "top_k": int,
+    "seed": int,
+}
 
 
 class Prompt(nn.Module):
@@ -129,21 +127,15 @@ def traceable_parts(voice: Voice) -> tuple[dict[str, tuple], dict[str, Tensor]]:
 
 
 @torch.no_grad()
-def export_onnx(
-    voice: Voice, folder: Path, weights: str = "fp32", sampling: GenerateConfig | None = None
-) -> Path:
-    """Write `voice` to `folder` for onnxruntime, the GPT's matmuls as fp32 or int8.
+def export_onnx(voice: Voice, folder: Path, sampling: GenerateConfig | None = None) -> Path:
+    """Write `voice` to `folder` for onnxruntime, in fp32.
 
     `latents.npz` holds the speakers' conditioning latents (speakers, K, D). `sampling` are the
     recommended settings (None: the defaults); guidance, candidates and retries do not apply.
     Raises KitError for a missing package and for a voice that ONNX cannot hold.
     """
-    if weights not in WEIGHTS:
-        known = " or ".join(WEIGHTS)
-        raise KitError(f"ONNX weights are {known}, not {weights!r}.{nearest(weights, WEIGHTS)}")
     try:
         importlib.import_module("onnxscript")  # torch.onnx needs it
-        quantization = importlib.import_module("onnxruntime.quantization")
     except ImportError as error:
         raise KitError(f"An ONNX export needs a package ({error}): {INSTALL}") from error
     require_supported(voice)
@@ -153,7 +145,8 @@ def export_onnx(
         sound["states"] = torch.zeros(1, 7, voice.model.config.width)
     lengths = {name: {1: torch.export.Dim.DYNAMIC} for name in sound}
     graphs["sound"] = (Sound(voice.codec), sound, lengths)
-    with quiet(), atomic_folder(prepare(Path(folder)), (CARD,)) as new:
+    quiet = warnings.catch_warnings(action="ignore")  # torch.onnx warns of itself
+    with quiet, atomic_folder(folder, (CARD,)) as new:
         for name, (module, inputs, dynamic) in graphs.items():
             torch.onnx.export(
                 module.eval(),
@@ -167,30 +160,14 @@ def export_onnx(
                 external_data=False,
                 verbose=False,
             )
-        if weights == "int8":
-            for name in ("prompt.onnx", "step.onnx"):
-                quantize(quantization, new / name)
         np.savez(new / "latents.npz", latents=torch.stack(list(latents.values())).numpy())
         write_atomic(new / "tokenizer.model", voice.tokenizer.file_bytes())
         shutil.copyfile(Path(__file__).with_name(SCRIPT), new / SCRIPT)
-        card = describe(voice, weights, sampling or GenerateConfig())
+        card = describe(voice, sampling or GenerateConfig())
         write_atomic(new / CARD, json.dumps(card, indent=2, ensure_ascii=False) + "\n")
         sums = "".join(f"{file_digest(new / name)}  {name}\n" for name in FILES)
         write_atomic(new / SUMS, sums)
     return Path(folder)
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Silence the warnings of torch.onnx and onnxruntime about themselves."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
 
 
 def require_supported(voice: Voice) -> None:
@@ -209,20 +186,7 @@ def require_supported(voice: Voice) -> None:
         raise KitError(f"An ONNX file holds up to 2 GB, the weights need {size / 1e9:.1f} GB.")
 
 
-def quantize(quantization: ModuleType, path: Path) -> None:
-    """Replace the matmuls with weights in the graph at `path` by int8 ones, a scale per column."""
-    full = path.rename(path.with_suffix(".fp32"))
-    quantization.quantize_dynamic(
-        full,
-        path,
-        op_types_to_quantize=["MatMul"],
-        per_channel=True,
-        reduce_range=True,  # 8 bits overflow on x86 processors without VNNI
-    )
-    full.unlink()
-
-
-def describe(voice: Voice, weights: str, sampling: GenerateConfig) -> dict:
+def describe(voice: Voice, sampling: GenerateConfig) -> dict:
     """Return the contents of voice-onnx.json."""
     c = voice.model.config
     sampling = voice.within(sampling)
@@ -232,7 +196,6 @@ def describe(voice: Voice, weights: str, sampling: GenerateConfig) -> dict:
         "language": voice.language,
         "speakers": voice.speakers,
         "sample_rate": voice.codec.sample_rate,  # Hz
-        "weights": weights,
         "stop_code": c.stop_code,
         "max_codes": c.max_code - 1,
         "max_text_ids": min(voice.habits.longest_text or max_text, max_text),

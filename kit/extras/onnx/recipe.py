@@ -10,13 +10,12 @@ from kit.recipes.speak import megabytes
 def export_for_onnxruntime(
     run: str,
     voice: str = "",  # an exported voice, or hf://OWNER/NAME (the run's export/)
-    dtype: str = "fp32",  # of the GPT's matmuls: fp32, int8 (fp32)
 ) -> Result:
     """Write onnx/ in the folder of the exported `voice` ("": that of `run`), with its settings.
 
     Raises KitError for a missing package and for a voice that ONNX cannot hold.
     """
     export = export_folder(voice, run)
-    folder = export_onnx(load_export(export), export / "onnx", dtype, read_card(export).settings)
+    folder = export_onnx(load_export(export), export / "onnx", read_card(export).settings)
     how = 'Speak: python speak_onnx.py "..." --out speech.wav'
     return Result(line=f"{folder}: {megabytes(folder)}. {how}")

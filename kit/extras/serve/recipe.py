@@ -10,7 +10,6 @@ import hmac
 import io
 import itertools
 import json
-import socket
 from collections.abc import Iterator
 
 import numpy as np
@@ -21,7 +20,6 @@ from torch import Tensor
 from kit.audio.clip import resampled
 from kit.audio.spectrogram import load_reference
 from kit.base.errors import KitError, SpeechError
-from kit.base.files import encode_wav
 from kit.base.hardware import detect
 from kit.extras.serve.speech_queue import Job, SpeechQueue
 from kit.inference.export import load_export, read_card
@@ -38,10 +36,14 @@ MEDIA = {
     "wav": "audio/wav",
     "flac": "audio/flac",
     "opus": "audio/ogg",
-    "pcm": "audio/pcm",  # 16-bit, mono, at the voice's sample rate
+    "pcm": "audio/pcm",  # 16-bit, mono, at the voice's sample rate; sent while it is spoken
 }
-CODINGS = {"mp3": ("MP3", "MPEG_LAYER_III"), "flac": ("FLAC", "PCM_16"), "opus": ("OGG", "OPUS")}
-STREAMED = ("pcm", "wav")  # sent while speaking, the others when all is spoken
+CODINGS = {
+    "mp3": ("MP3", "MPEG_LAYER_III"),
+    "wav": ("WAV", "PCM_16"),
+    "flac": ("FLAC", "PCM_16"),
+    "opus": ("OGG", "OPUS"),
+}
 IGNORED = ("model", "instructions")  # that OpenAI's clients send as well
 CONSENT = "The person in the recording has agreed to this use of their voice."
 
@@ -69,35 +71,17 @@ def serve(
         import uvicorn
     except ImportError as error:
         raise KitError(PACKAGES) from error
-    with listening(host, port) as door:
-        folder = export_folder(voice, run).resolve()
-        speech = SpeechQueue(load_export(folder, detect().device))
-        name = folder.parent.name if folder.name == "export" else folder.name  # the run's
-        app = make_app(speech, read_card(folder).settings, name, api_key)
-        address = f"http://{host}:{door.getsockname()[1]}"
-        print(f"Open {address}/ in a browser; Ctrl-C stops.", flush=True)
-        print(f"Programs: POST {address}/v1/audio/speech", flush=True)
-        if host not in ("127.0.0.1", "localhost", "::1") and not api_key:
-            print("Anybody who reaches this machine can use the voice: --api-key asks for a key.")
-        try:
-            uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[door])
-        except KeyboardInterrupt:
-            pass
-        finally:
-            speech.close()
-    return ()
-
-
-def listening(host: str, port: int) -> socket.socket:
-    """A socket bound to `port` of `host` (0: a free one). Raises KitError where it is taken."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    folder = export_folder(voice, run).resolve()
+    speech = SpeechQueue(load_export(folder, detect().device))
+    name = folder.parent.name if folder.name == "export" else folder.name  # the run's
+    app = make_app(speech, read_card(folder).settings, name, api_key)
+    if host not in ("127.0.0.1", "localhost", "::1") and not api_key:
+        print("Anybody who reaches this machine can use the voice: --api-key asks for a key.")
     try:
-        return socket.create_server((host, port), family=family)
-    except (OSError, OverflowError) as error:
-        raise KitError(
-            f"Port {port} of {host} cannot be used ({error}): perhaps another voice is served "
-            f"there. Stop that, or choose another port: --port {port + 1}."
-        ) from error
+        uvicorn.run(app, host=host, port=port, access_log=False)  # prints the address
+    finally:
+        speech.close()
+    return ()
 
 
 def make_app(speech: SpeechQueue, settings: GenerateConfig, name: str, api_key: str = ""):
@@ -112,7 +96,6 @@ def make_app(speech: SpeechQueue, settings: GenerateConfig, name: str, api_key: 
     app = Starlette(
         routes=[
             Route("/v1/audio/speech", api.create_speech, methods=["POST"]),
-            Route("/v1/audio/voices", api.list_voices),
             Route("/v1/models", api.list_models),
         ],
         exception_handlers={KitError: error_response, RuntimeError: error_response},
@@ -149,12 +132,12 @@ class SpeechAPI:
         speech = self.speech
         body = await read_body(request)
         text, speaker, config, format = parse_request(body, speech.speakers, self.settings)
-        streamed = format in STREAMED
+        streamed = format == "pcm"
         job = await run_in_threadpool(submit, speech, text, speaker, config, streamed=streamed)
         rate = speech.voice.codec.sample_rate
         how = {"media_type": MEDIA[format], "headers": {"x-sample-rate": str(rate)}}
         if streamed:
-            chunks = stream(job, format, rate)
+            chunks = stream(job)
             first = await run_in_threadpool(next, chunks, b"")  # an error before it has a status
             return StreamingResponse(itertools.chain([first], chunks), **how)
         return Response(await run_in_threadpool(encode, job, format, rate), **how)
@@ -165,12 +148,6 @@ class SpeechAPI:
         self.require_key(request)
         model = {"id": self.name, "object": "model", "created": 0, "owned_by": "voicekit"}
         return JSONResponse({"object": "list", "data": [model]})
-
-    async def list_voices(self, request):
-        from starlette.responses import JSONResponse
-
-        self.require_key(request)
-        return JSONResponse({"voices": self.speech.speakers})
 
 
 async def error_response(request, error: Exception):
@@ -250,24 +227,16 @@ def submit(speech: SpeechQueue, *request, **how) -> Job:
     return speech.submit(*request, **how)
 
 
-def stream(job: Job, format: str, rate: int) -> Iterator[bytes]:
-    """Yield 16-bit PCM, for "wav" after the header of a mono WAV of unknown length.
-
-    Ends early if a part had no end: the status was sent already.
-    """
-    header = b""
-    if format == "wav":
-        empty, unknown = encode_wav(np.zeros(0), rate), b"\xff" * 4
-        header = empty[:4] + unknown + empty[8:-4] + unknown
+def stream(job: Job) -> Iterator[bytes]:
+    """Yield 16-bit PCM. Ends early if a part had no end: the status was sent already."""
     try:
         for chunk in job:
-            yield header + pcm(chunk).tobytes()
-            header = b""
+            yield pcm(chunk).tobytes()
     except SpeechError:
         if not job.truncated:
             raise
     finally:
-        job.cancel()
+        job.cancelled = True
 
 
 def pcm(wave: Tensor) -> np.ndarray:
@@ -276,7 +245,7 @@ def pcm(wave: Tensor) -> np.ndarray:
 
 
 def encode(job: Job, format: str, rate: int) -> bytes:
-    """Return all of `job` as an MP3, FLAC or Ogg Opus file."""
+    """Return all of `job` as a file in `format`, a key of CODINGS."""
     wave = torch.cat(list(job))
     container, coding = CODINGS[format]
     if format == "opus" and rate not in (8000, 12_000, 16_000, 24_000, 48_000):

@@ -31,7 +31,7 @@ class Job:
     own_speaker: bool  # whether the speaker belongs to this job alone
     streamed: bool  # whether its chunks should come as early as possible
     done: int = 0  # parts that were spoken
-    cancelled: bool = False
+    cancelled: bool = False  # nobody is listening any more: the other parts are left out
     truncated: list[str] = dataclasses.field(default_factory=list)  # parts without an end
     # Chunks (L,); None: the end; an exception: what went wrong.
     chunks: queue.SimpleQueue = dataclasses.field(default_factory=queue.SimpleQueue)
@@ -44,10 +44,6 @@ class Job:
             yield chunk
         if self.truncated:
             raise SpeechError(truncated_message(" ".join(self.truncated)))
-
-    def cancel(self) -> None:
-        """Leave out the parts that were not spoken yet: nobody is listening any more."""
-        self.cancelled = True
 
 
 class SpeechQueue:
@@ -115,7 +111,7 @@ class SpeechQueue:
             except Exception as error:  # whatever it is, the next text must still be spoken
                 for job in jobs:
                     job.chunks.put(error)
-                    job.cancel()
+                    job.cancelled = True
             with self.changed:
                 for job in jobs:
                     if job.done == len(job.parts) or job.cancelled:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from helpers import LINES, RATE, opinionated_voice, speech
 
-from kit.base.errors import KitError, SpeechError
-from kit.extras.serve.recipe import RequestError, listening, read_body
+from kit.base.errors import SpeechError
+from kit.extras.serve.recipe import RequestError, read_body
 from kit.extras.serve.speech_queue import SpeechQueue
 from kit.settings import GenerateConfig
 
@@ -127,10 +127,3 @@ def test_a_request_is_read():
     text = "\\ud83d\\ude00 ሰላም"  # both halves of a pair make a character
     data = f'{{"input": "{text}"}}'.encode()
     assert asyncio.run(read_body(Request(data))) == {"input": "😀 ሰላም"}
-
-
-def test_a_port_that_is_taken_is_refused_before_an_address_is_printed():
-    with listening("127.0.0.1", 0) as door:
-        port = door.getsockname()[1]
-        with pytest.raises(KitError, match=rf"Port {port} .*--port {port + 1}"):
-            listening("127.0.0.1", port)
