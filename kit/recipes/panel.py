@@ -10,23 +10,17 @@ from pathlib import Path
 
 import torch
 
-from kit.base.config import ROOT, build, parse_object, require
+from kit.base.config import ROOT, build, require
 from kit.base.errors import KitError
 from kit.base.files import write_atomic
-from kit.base.formatting import clock, format_memory, join_names
+from kit.base.formatting import clock, format_memory
 from kit.base.run import read_run_file
 from kit.notebook.result import sound_html
 from kit.notebook.train_panel import TrainPanel
 from kit.notebook.widgets import Field
 from kit.recipes.open_run import ActiveRun, section_for_run
 from kit.recipes.training_listeners import PROFILES, SPOKEN, spoken_samples
-from kit.recipes.training_plan import (
-    EPOCHS,
-    TrainingPlan,
-    in_process,
-    steps_asked,
-    verdict_figures,
-)
+from kit.recipes.training_plan import EPOCHS, TrainingPlan, in_process, steps_asked
 from kit.settings import DataConfig, SpeedConfig, TrainConfig
 from kit.training.run import finished_steps
 from kit.tuning.checks import short_lines
@@ -35,8 +29,6 @@ from kit.tuning.monitor import STATUS
 from kit.tuning.preflight import check_changes
 
 GPUS = "gpus"  # a file in a run's folder: how many it was trained on last
-# A file in a run's folder: the settings that a panel has changed, as they were before.
-UNCHANGED = "before-panel.json"
 # Settings that the panel offers beside the switches: label and meaning.
 FIELDS = {
     "lr": ("Learning rate", "Peak learning rate of AdamW, reached after the warm-up"),
@@ -55,8 +47,7 @@ FIELDS = {
 }
 DATA_FIELDS = ("effective_batch", "micro_batch", "workers", "prefetch_factor")
 TRAIN_FIELDS = ("lr", "max_steps", "muon_lr", "warmup_steps", "ema_decay", "eval_steps")
-MORE_FIELDS = ("muon_lr", "warmup_steps", "ema_decay", "eval_steps", "workers", "prefetch_factor")
-MORE_FIELDS += ("recompute_every",)
+SHOWN_FIELDS = tuple(FIELDS)[:6]  # the others are below "More settings"
 
 
 def show_panel(training: TrainingPlan) -> TrainPanel:
@@ -82,47 +73,30 @@ def show_panel(training: TrainingPlan) -> TrainPanel:
     return panel
 
 
-def certificate(run: ActiveRun) -> str:
-    """What `verify` has shown of this run, in a sentence."""
-    verified = run.report().get("verify")
-    if not verified:
-        return "Not verified yet."
-    if verified["failed"]:
-        failed = join_names(verified["failed"])
-        return f"Verified: {failed} failed. Do not trust this training (docs/verify.md)."
-    judged = [row for row in verified["checks"] if row["passed"] is not None]
-    return f"Verified: {len(judged)} of {len(judged)} proofs hold."
-
-
 class PanelSettings:
     """What a panel offers for `training`; `values` are its switches and fields by name."""
 
     def __init__(self, training: TrainingPlan):
         self.training = training
-        self.certificate = certificate(training.active)
 
     def fields(self) -> list[Field]:
+        """The fields; the arrow beside one goes back to what it is now."""
         values = self._field_values()
         gpus = gpus_offered(self.training.active)
         if gpus:
             values[GPUS] = gpus
-        presets = values | {GPUS: 1} | self._unchanged()
         return [
             Field(
                 name=name,
                 label=label,
                 value=values[name],
-                preset=presets[name],
+                preset=values[name],
                 comment=comment,
-                more=name in MORE_FIELDS,
+                more=name not in SHOWN_FIELDS,
             )
             for name, (label, comment) in FIELDS.items()
             if name in values
         ]
-
-    def _unchanged(self) -> dict:
-        """What the fields were that a panel has changed."""
-        return parse_object(read_run_file(self.training.active.path(UNCHANGED)) or "{}", UNCHANGED)
 
     def _field_values(self) -> dict:
         values = {name: getattr(self.training.data.config, name) for name in DATA_FIELDS}
@@ -153,15 +127,12 @@ class PanelSettings:
         rows = f"{work.data.micro_batch} utterances"
         if work.data.effective_tokens:
             rows = f"{work.data.micro_tokens:,} tokens"
-        passes = f"{work.data.grad_accum} forward passes"
-        if work.data.grad_accum == 1:
-            passes = "one forward pass"
-        words += f".{advice} A step has {passes} of {rows}."
+        words += f".{advice} Forward passes in a step: {work.data.grad_accum}, of {rows}."
         step_s = self.step_seconds(work)
         if step_s:
             steps = work.train.max_steps
             words += f" Time: {steps:,} steps of {step_s:.2g} s, about {clock(steps * step_s)}."
-        return f"{words} {self.certificate}", fits
+        return words, fits
 
     def step_seconds(self, work: Workload) -> float:
         """The estimate for a step of `work`; 0: nothing was timed."""
@@ -187,46 +158,38 @@ class PanelSettings:
                 field="effective_batch",
             )
         work = self.training.workload(speed)
+        before = self.training.config
         if epochs:
             data = copy.copy(self.training.data)
             data.config = build(DataConfig, vars(data.config), **batches)
-            changed = train["max_steps"] != self.training.config.max_steps
-            asked_steps = train["max_steps"] if changed else 0
+            asked_steps = train["max_steps"] if train["max_steps"] != before.max_steps else 0
             train["max_steps"] = steps_asked(asked_steps, epochs, data.epoch_steps)
         max_steps = train["max_steps"]
         # Raises for a number of steps that cannot be, before `for_steps` computes with it.
-        build(TrainConfig, vars(self.training.config), max_steps=max_steps, num_train_epochs=0.0)
-        config = build(TrainConfig, vars(self.training.config.for_steps(max_steps)), **train)
-        before = self.training.config
+        build(TrainConfig, vars(before), max_steps=max_steps, num_train_epochs=0.0)
+        config = build(TrainConfig, vars(before.for_steps(max_steps)), **train)
         if (config.warmup_steps, max_steps) != (before.warmup_steps, before.max_steps):
             fix = f"must be below Max steps ({max_steps:,})."
             require(config.warmup_steps < max_steps, config, "warmup_steps", fix)
         data = build(DataConfig, vars(work.data), **batches)
         return dataclasses.replace(work, data=data, train=config)
 
-    def keep(self, work: Workload, values: dict) -> None:
-        """Train with the batches and settings of `work`, now and whenever the run is opened.
-
-        They are saved with the run's settings; what they were before a panel changed them, too.
-        """
-        values = values | {"max_steps": work.train.max_steps, EPOCHS: 0}
-        now = self._field_values()
-        before = self._unchanged()
-        unchanged = {n: v for n, v in (now | before).items() if v != values.get(n, v)}
-        if unchanged != before:
-            write_atomic(self.training.active.path(UNCHANGED), json.dumps(unchanged))
+    def keep(self, work: Workload) -> None:
+        """Train with the batches and settings of `work`, now and whenever the run is opened."""
+        training = self.training
         changes = {}
-        if work.train != self.training.config:
-            own = vars(build(TrainConfig, section_for_run(self.training.active, "train")))
+        if work.train != training.config:
+            own = vars(build(TrainConfig, section_for_run(training.active, "train")))
             changes["train"] = {n: v for n, v in vars(work.train).items() if v != own[n]}
-        data = {name: values[name] for name in DATA_FIELDS}
+        data = {name: getattr(work.data, name) for name in DATA_FIELDS}
+        now = vars(training.data.config)
         changed = {name: value for name, value in data.items() if value != now[name]}
         if changed:
             changes["data"] = changed
         if changes:
-            self.training.active = self.training.active.save_settings(changes)
-        self.training.config = work.train
-        self.training.data.config = dataclasses.replace(self.training.data.config, **data)
+            training.active = training.active.save_settings(changes)
+        training.config = work.train
+        training.data.config = dataclasses.replace(training.data.config, **data)
 
     def start(self, values: dict) -> None:
         """Start the training in a process of its own, or one a GPU, with a panel's `values`.
@@ -245,10 +208,9 @@ class PanelSettings:
         if self.training.verdict.tried:
             note = in_process(check_changes, self.training.workload(), self.training.verdict, work)
             plan["notes"] = [note] if note else []
-            plan["longest_step_bytes"] = verdict_figures(self.training.verdict)
         if self.step_seconds(work) and not self.training.rows_before:
             run.record(train={"estimated_step_s": self.step_seconds(work)})
-        self.keep(work, values)
+        self.keep(work)
         gpus = int(values.get(GPUS, 1))
         write_atomic(run.path(GPUS), str(gpus))
         # What leads a new process to this kit and to the run.
@@ -276,17 +238,17 @@ def gpus_offered(run: ActiveRun) -> int:
     return min(limit, max(1, number)) if limit > 1 else 0
 
 
-@dataclasses.dataclass
 class SamplePlayers:
     """HTML players of a SampleLog's files, under their sentence; "" before the first.
 
     Files are read again only when they change: a panel asks twice a second.
     """
 
-    folder: Path
-    sentence: str
-    seen: list = dataclasses.field(default_factory=list)
-    html: str = ""
+    def __init__(self, folder: Path, sentence: str):
+        self.folder = folder
+        self.sentence = sentence
+        self.seen = []
+        self.html = ""
 
     def __call__(self) -> str:
         try:

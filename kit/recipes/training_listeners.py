@@ -3,18 +3,16 @@
 import dataclasses
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import soundfile
 import torch
-from torch import Tensor
 
 from kit.base.files import write_atomic
 from kit.base.hardware import autocast, on_device
 from kit.dataset.manifest import Utterance
-from kit.inference.voice import Voice
 from kit.model import text_attention
-from kit.model.gpt import SpeechGPT
 from kit.model.lora import merged
 from kit.model.sequence import Batch
 from kit.notebook.result import Sound
@@ -22,7 +20,6 @@ from kit.settings import GenerateConfig
 from kit.training import checkpoint, logs
 from kit.training.config import StepEvent
 from kit.training.run import TrainingRun
-from kit.tuning.monitor import Monitor
 
 # Folders in that of a run.
 ATTENTION = "attention"
@@ -35,7 +32,7 @@ class AttentionLog:
     """A listener that saves in `folder` how the codes of `row`, a batch of one, attend to its text.
 
     It does so after the first step, each validation and the last step, in the precision in which
-    the model trains.
+    the model trains: the map (N, T), of all layers and heads, that follows the text best.
     """
 
     job: TrainingRun
@@ -49,21 +46,16 @@ class AttentionLog:
         if event.step in (1, event.steps) or event.val_loss is not None:
             trainer = self.job.trainer
             with autocast(trainer.hw.device, trainer.applied.precision):
-                attention = best_map(trainer.model, self.row)
+                best = int(text_attention.head_diagonality(trainer.model, self.row).argmax())
+                maps = text_attention.text_attention_maps(trainer.model, self.row)
             file = io.BytesIO()
-            np.save(file, attention.numpy().astype(np.float16))
+            np.save(file, maps.flatten(0, 1)[best].cpu().numpy().astype(np.float16))
             write_atomic(self.folder / f"step-{event.step:07}.npy", file.getvalue())
 
 
 def load_attention_maps(folder: Path) -> dict[int, np.ndarray]:
     paths = sorted(folder.glob("step-*.npy"))
     return {int(path.stem.removeprefix("step-")): np.load(path) for path in paths}
-
-
-def best_map(model: SpeechGPT, row: Batch) -> Tensor:
-    """The attention map (N, T), of all layers and heads, that follows the text best."""
-    best = int(text_attention.head_diagonality(model, row).argmax())
-    return text_attention.text_attention_maps(model, row).flatten(0, 1)[best].cpu()
 
 
 @dataclasses.dataclass
@@ -75,7 +67,7 @@ class SampleLog:
     """
 
     job: TrainingRun
-    voice: Voice
+    voice: Any  # a Voice: what speaks is loaded where it is needed
     row: Utterance
     config: GenerateConfig
     folder: Path
@@ -104,13 +96,16 @@ class SampleLog:
         rate_hz = voice.codec.sample_rate
         sound = Sound(caption="", wave=speech.wave.numpy(), sample_rate_hz=rate_hz)
         write_atomic(self.folder / f"step-{step:07}.wav", sound.wav_bytes())
-        mel = voice.front_end.clip_mel(speech.wave, rate_hz)
+        mel = voice.front_end.clip_mel(speech.wave, rate_hz)  # (M, T)
+        # As a picture, 0 to 255, the low bands below.
+        share = (mel - mel.min()) / (mel.max() - mel.min()).clamp(min=1e-6)
+        picture = (255 * share.flip(0)).byte()[..., None].expand(-1, -1, 3)
         self.newest = logs.SpokenSample(
             step=step,
             text=self.row.text,
             wave=sound.wave,
             sample_rate_hz=rate_hz,
-            spectrogram=grey_picture(mel),
+            spectrogram=picture.numpy(),
         )
 
 
@@ -122,20 +117,3 @@ def spoken_samples(folder: Path) -> list[Sound]:
         step = int(path.stem.removeprefix("step-"))
         sounds.append(Sound(caption=f"after step {step:,}", wave=wave, sample_rate_hz=rate))
     return sounds
-
-
-def grey_picture(mel: Tensor) -> np.ndarray:
-    """A log-mel spectrogram (M, T) as a picture (M, T, RGB), 0 to 255, the low bands below."""
-    share = (mel - mel.min()) / (mel.max() - mel.min()).clamp(min=1e-6)
-    return (255 * share.flip(0)).byte()[..., None].expand(-1, -1, 3).numpy()
-
-
-def monitor_fields(monitor: Monitor) -> dict:
-    if not monitor.samples:
-        return {}
-    newest = monitor.samples[-1]
-    return {
-        "device_bytes": newest.memory_bytes,
-        "load": newest.load,
-        "ram_bytes": newest.ram_bytes,
-    }

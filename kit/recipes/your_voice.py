@@ -6,19 +6,16 @@ run again asks nothing.
 
 import dataclasses
 
-from kit.audio.clip import load_wave, read_clip
+from kit.audio.clip import load_wave
 from kit.base.errors import KitError
-from kit.base.formatting import join_names
 from kit.base.hardware import Hardware
 from kit.base.run import find_run, numbered, read_run_file
-from kit.dataset import data_report
 from kit.notebook.question import Question
 from kit.notebook.result import Result, Sound, is_watched
 from kit.recipes.base_model import CODEC, RELEASE, Release, releases, require_licence
-from kit.recipes.evaluate import Evaluation, voice_checks
+from kit.recipes.evaluate import Evaluation
 from kit.recipes.open_run import ActiveRun, activate
 from kit.recipes.prepare import Preparation
-from kit.recipes.prepare_results import draw_data_report, script_warning
 from kit.recipes.run_parts import START_FROM
 from kit.recipes.speak import Speaking, to_download
 from kit.recipes.train import Training
@@ -62,34 +59,9 @@ class YourVoice:
         self.training: Training | None = None  # made by `prepare`
 
     def report(self) -> Result:
-        """Check the recordings: what is kept, five lines, a picture and one clip."""
-        self.preparation.check()
-        report = self.preparation.checked.before_segmentation()
-        kept = report.kept
-        language = self.preparation.source.language
-        kinds = data_report.by_kind(report.refused)
-        reasons = ", ".join(f"{len(same):,} {kind}" for kind, same in kinds.items())
-        too_long = len(self.preparation.checked.too_long)
-        cut = f" {too_long:,} long recordings are cut at pauses later." if too_long else ""
-        held_out_s = sum(row.seconds for row in kept if row.split != "train")
-        lines = [
-            f"Kept: {duration(report.kept_s)} in {len(kept):,} clips. Rejected: "
-            f"{duration(report.lost_s)} ({report.lost_percent:.1f} %).",
-            f"Rejected clips: {reasons or 'none'}.{cut}",
-            f"Speakers: {data_report.hours_of(kept, 'speaker')}.",
-            f"Language: {language}. {script_warning(kept, language)}".strip(),
-            f"Held out, to test the voice with: {duration(held_out_s)}.",
-        ]
-        sounds = []
-        for row in data_report.rows_in_split(kept, "train")[:1]:
-            wave, rate_hz = read_clip(row.audio)
-            sounds.append(Sound(caption=row.text, wave=wave, sample_rate_hz=rate_hz))
-        return Result(
-            line="\n".join(lines),
-            pictures=draw_data_report(report)[:1],
-            sounds=sounds,
-            grid=data_report.findings_table(report.refused),
-        )
+        """Check the recordings: what is kept, a picture and one clip."""
+        checked = self.preparation.check()
+        return dataclasses.replace(checked, pictures=checked.pictures[:1])
 
     def require_usable(self) -> None:
         """Raise DatasetError if too much was rejected."""
@@ -205,30 +177,25 @@ class YourVoice:
         self.require_trained()
         self.training.sound()
         self.training.reader()
-        run = self.training.active
-        evaluation = Evaluation(run)
+        evaluation = Evaluation(self.training.active)
         rates = evaluation.error_rates()
-        evaluation.verdict()
+        verdict = evaluation.verdict()
         evaluation.samples()
-        figures = rates.figures
-        checks = voice_checks(run, figures, figures["cer_floor"])
-        failing = [check for check in checks if check.passed is False]
-        line = "The voice passes."
-        if failing:
-            names = join_names([check.what for check in failing])
-            line = f"The voice does not pass yet ({names}): {failing[0].note}."
-        line += (
-            f"\nOf 100 letters the recogniser gets {100 * figures['cer']:.0f} wrong in what the "
-            f"voice says, and {100 * figures['cer_floor']:.0f} in recordings."
+        figures = verdict.figures
+        line = (
+            f"{verdict.line}\nOf 100 letters the recogniser gets {100 * figures['cer']:.0f} wrong "
+            f"in what the voice says, and {100 * figures['cer_floor']:.0f} in recordings."
         )
         data = evaluation.data
         sample = data.spoken["held_out"].samples[0]
-        files = {"recording": data.held_out[0].audio, "your voice": run.folder / sample["wav"]}
+        spoken = self.training.active.folder / sample["wav"]
+        files = {"recording": data.held_out[0].audio, "your voice": spoken}
         pair = {}
         for name, file in files.items():
             wave = load_wave(str(file), data.rate_hz).numpy()
             pair[name] = [Sound(caption=sample["text"], wave=wave, sample_rate_hz=data.rate_hz)]
-        return Result(line=line, pictures=rates.pictures, compared=pair, failed=bool(failing))
+        pictures = rates.pictures
+        return dataclasses.replace(verdict, line=line, pictures=pictures, compared=pair, grid=())
 
     def speaking(self, sentence: str = "") -> Speaking:
         """The trained voice; `sentence` is what its panel offers to say ("": an example)."""

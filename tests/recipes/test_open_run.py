@@ -138,25 +138,6 @@ def test_checkpoints_and_codes_are_fetched_as_far_as_this_run_needs_them(machine
     assert set(stamps(machine("b").folder.parent / "codes")) == belong
 
 
-def test_a_packed_run_resumes_where_it_is_unpacked(tmp_path, monkeypatch):
-    monkeypatch.setenv("KIT_RUNS", str(tmp_path / "here"))
-    run = start("mine", "tiny")
-    belong = with_codes(run)
-    audio = run.path("corpus", "kept.wav")
-    audio.write_text("sound")
-    write_manifest([row("1", audio, "held_out")], run.folder)
-    run.path("checkpoints", "step-0000004.safetensors").write_text("weights")
-    assert "-C runs" in str(opening.pack(run, tmp_path / "mine.tar"))
-    shutil.rmtree(tmp_path / "here")
-    shutil.unpack_archive(tmp_path / "mine.tar", tmp_path / "there")
-    assert set(stamps(tmp_path / "there" / "codes")) == belong
-    monkeypatch.setenv("KIT_RUNS", str(tmp_path / "there"))
-    again = start("mine")
-    assert Path(read_manifest(again.folder)[0].audio).read_text() == "sound"
-    assert (again.folder / "checkpoints" / "step-0000004.safetensors").is_file()
-    assert again.index().is_file()
-
-
 def test_held_out_recordings_travel_with_the_run(machine, tmp_path):
     run = machine("a")
     for name in ("learnt", "kept", "kept-2"):

@@ -64,7 +64,7 @@ def test_grown_trained_and_saved_coqui_says_the_same(release, tmp_path, way):
     assert losses[-1] < losses[0]
 
     trained = merged(state.model).eval()
-    larger = dataclasses.replace(xtts, model=trained, vocabulary=grown.vocabulary)
+    larger = dataclasses.replace(xtts, model=trained, vocabulary=grown)
     theirs = coqui_loaded(save_xtts(larger, tmp_path / "trained"))
     require_same_logits(theirs.gpt, trained)
     codes = require_same_codes(theirs.gpt, trained)

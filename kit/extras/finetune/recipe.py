@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kit.audio.clip import load_wave
 from kit.audio.spectrogram import load_reference
-from kit.base.errors import KitError, SpeechError
+from kit.base.errors import SpeechError
 from kit.base.files import encode_wav, write_atomic
 from kit.base.hardware import on_device
 from kit.base.run import find_run
@@ -40,8 +40,7 @@ from kit.recipes.run_parts import first_model, load_base_tokenizer
 from kit.recipes.speak import megabytes, sound_of
 from kit.recipes.train import Training
 from kit.recipes.training_listeners import SPOKEN, spoken_samples
-from kit.settings import SPEAKERS, GenerateConfig
-from kit.text.espeak import run_module
+from kit.settings import GenerateConfig
 from kit.text.train_tokenizer import tokenizer_report
 from kit.tuning.memory_plan import count_parameters
 
@@ -226,20 +225,13 @@ class FineTune:
         speaker encoder. Recordings of one person, and of two, show what is near and what is far.
         """
         codec = self.prepare.codec
-        if not codec.decodes:
-            return Result(line=WITHOUT_SOUND)
-        if not codec.speaker_width:
-            return Result(
-                line="Speaker similarity is not measured: the base model has no speaker encoder. "
-                "Listen instead."
-            )
         held_out = self.training.data.held_out_sentences(SEARCHED_SENTENCES)
         rows = compared_rows([row for row in held_out if row.speaker in self.voice.speakers])
         speakers = [row.speaker for row in rows]
-        if not rows:
+        if not rows or not codec.speaker_width:
             return Result(
-                line="Speaker similarity is not measured: it takes two held-out recordings of the "
-                "same person."
+                line="Speaker similarity is not measured: it takes two held-out recordings of one "
+                "person, and a base model with a speaker encoder."
             )
         rate_hz = codec.input_sample_rate
         recorded = self.vectors([load_wave(row.audio, rate_hz) for row in rows], rate_hz)
@@ -284,26 +276,20 @@ class FineTune:
     def unseen_speaker(self, recording: str = "") -> Result:
         """The run's sentence before and after, in the voice of a person training never saw.
 
-        `recording` is six seconds or more of that person; "": with the built-in corpus espeak-ng
-        makes one, in a voice that the corpus does not have.
+        `recording` is six seconds or more of that person.
         """
-        run = self.training.active
         if not self.prepare.codec.decodes:
             return Result(line=WITHOUT_SOUND)
-        if not self.sentence:
-            return Result(line="There is no held-out sentence that the voice can say.")
-        if not recording:
-            if self.prepare.source.data:
-                return Result(
-                    line="To hear a voice that training never saw, name a recording of somebody "
-                    "who is not in your data."
-                )
-            recording = self.made_recording()
+        if not recording or not self.sentence:
+            return Result(
+                line="To hear a voice that training never saw, name a recording of somebody who is "
+                "not in your data (NEW_VOICE)."
+            )
         rate_hz = self.prepare.codec.input_sample_rate
         wave = load_reference(str(Path(recording).expanduser()), rate_hz)
         sounds = [Sound(caption="the recording", wave=wave.numpy(), sample_rate_hz=rate_hz)]
         for when, voice in (("before", self.untrained_voice()), ("after", self.voice)):
-            with on_device(run.hw.device, voice.codec):
+            with on_device(self.training.active.hw.device, voice.codec):
                 voice = voice.with_speaker(UNSEEN, wave, rate_hz)
             sounds += self.speak(voice, when, UNSEEN)
         line = f"A voice that training never saw: {Path(recording).name}"
@@ -317,23 +303,6 @@ class FineTune:
                 f"{two_digits(after @ reference)} after"
             )
         return Result(line=line, sounds=sounds)
-
-    def made_recording(self) -> str:
-        """Have espeak-ng speak held-out sentences in its last voice, which no preset's corpus has.
-
-        Returns the path of the recording. Raises KitError if espeak-ng fails.
-        """
-        rows = self.training.data.held_out_sentences(3)  # some six seconds
-        job = {
-            "folder": str(self.training.active.folder),
-            "language": self.language,
-            "speaker": len(SPEAKERS) - 1,
-            "rows": [(UNSEEN, ". ".join(row.text for row in rows))],
-        }
-        done = run_module("kit.dataset.synthetic", job)
-        if done.returncode:
-            raise KitError(f"espeak-ng could not speak: {done.stderr.strip()[-400:]}")
-        return f"{job['folder']}/{UNSEEN}.wav"
 
     def forgetting(self) -> Result:
         return self.base_languages.forgetting(self.tuned)

@@ -84,9 +84,7 @@ def test_spelling_sound_and_forgetting_are_shown_before_and_after(tuned):
 @pytest.mark.long
 def test_whom_training_never_saw_is_imitated_before_and_after(tuned, tmp_path):
     tune, _ = tuned
-    wave, rate_hz = soundfile.read(tune.made_recording())  # where the corpus is espeak-ng's
-    assert len(wave) > 3 * rate_hz
-    assert not tune.unseen_speaker().sounds, "of recordings, nobody else is known"
+    assert "NEW_VOICE" in tune.unseen_speaker().line
     path = tmp_path / "stranger.wav"
     soundfile.write(path, spoken(6 * 22_050).numpy(), 22_050)
     recording, before, after = tune.unseen_speaker(str(path)).sounds
@@ -102,7 +100,7 @@ def test_what_it_exports_is_read_again_by_both(tuned, release):
     assert voice.language == "am" and voice.can_speak(tune.sentence)
     folder = run.folder / "coqui"
     written, base = load_xtts(folder), load_xtts(release)
-    assert written.vocabulary.ids == tune.training.data.tokenizer.vocabulary.ids
+    assert written.vocabulary.ids == tune.training.data.tokenizer.ids
     assert written.config["languages"] == ["en", "am"]
     longest = base.model.config.max_text
     assert written.model.config.max_text >= longest, "texts as long as before can be said"

@@ -75,8 +75,8 @@ def test_a_release_is_read(release, tensors):
     require_equal(xtts.dvae, released_xtts.random_dvae())
     assert xtts.config == settings()
     assert len(xtts.vocabulary.ids) == released_xtts.SIZE - len(released_xtts.HOLES)
-    assert xtts.source.release == ""
-    assert xtts.source.path == str(release / "model.pth")
+    assert xtts.source["release"] == ""
+    assert xtts.source["path"] == str(release / "model.pth")
 
 
 def test_a_trainers_checkpoint_is_read(folder, tensors):
@@ -92,7 +92,7 @@ def test_a_trainers_checkpoint_is_read(folder, tensors):
     xtts = load_xtts(write_tensors(folder, whole, "best_model_7.pth", **more))
     require_equal(xtts.model.state_dict(), random_model().state_dict())
     assert xtts.dvae["codebook.embed"].tolist() == [[3, 3], [3, 3]], "its own, not dvae.pth's"
-    assert xtts.source.tensors_sha256 == load_xtts(folder).source.tensors_sha256
+    assert xtts.source["tensors_sha256"] == load_xtts(folder).source["tensors_sha256"]
 
 
 @pytest.mark.parametrize("put", [("", "module."), ("gpt.h.", "gpt._orig_mod.h.")])
