@@ -15,7 +15,6 @@ from kit.base.errors import DiskError, KitError, SettingError, show_plain_notes
 from kit.base.files import MAX_NAME_BYTES, remove_litter, shorten_name, write_atomic
 from kit.base.formatting import flat, nearest
 from kit.base.run import Run, find_run, read_run_file
-from kit.notebook.result import Result
 from kit.recipes import run_copy
 from kit.settings import SECTIONS, GenerateConfig
 from kit.text.normalize import language_code
@@ -71,13 +70,6 @@ class ActiveRun(Run):
         )
 
     __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        choices = {"precision": self.precision, "threads": self.threads}
-        reasons = {name: f"{c.value}: {c.reason}" for name, c in choices.items()}
-        if self.copy:
-            reasons["kept in"] = str(self.copy.folder)
-        return Result(line=str(self), figures=reasons)._repr_html_()
 
 
 def activate(run: Run, copy: run_copy.RunCopy | None = None) -> ActiveRun:

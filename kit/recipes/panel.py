@@ -12,7 +12,6 @@ import torch
 
 from kit.base.config import ROOT, build, require
 from kit.base.errors import KitError
-from kit.base.files import write_atomic
 from kit.base.formatting import clock, format_memory
 from kit.base.run import read_run_file
 from kit.notebook.result import sound_html
@@ -28,7 +27,7 @@ from kit.tuning.memory_plan import Workload
 from kit.tuning.monitor import STATUS
 from kit.tuning.preflight import check_changes
 
-GPUS = "gpus"  # a file in a run's folder: how many it was trained on last
+GPUS = "gpus"
 # Settings that the panel offers beside the switches: label and meaning.
 FIELDS = {
     "lr": ("Learning rate", "Peak learning rate of AdamW, reached after the warm-up"),
@@ -37,17 +36,15 @@ FIELDS = {
     "max_steps": ("Max steps", "Optimiser steps in all; the schedule ends with them"),
     EPOCHS: ("Epochs", "Passes over the data, instead of Max steps; 0: Max steps decides"),
     GPUS: ("GPUs", "How many train together, each with its share of a batch"),
-    "muon_lr": ("Muon rate", "Peak learning rate of Muon, for the matrices of the layers"),
     "warmup_steps": ("Warm-up steps", "Steps in which the learning rate rises from 0"),
     "ema_decay": ("EMA decay", "How much of the average a step keeps; for the switch EMA"),
     "eval_steps": ("Evaluate every", "Steps between two validations on held-out sentences"),
     "workers": ("Workers", "Processes that make batches ahead; 0: the training process itself"),
     "prefetch_factor": ("Prefetch", "Batches that each worker makes ahead"),
-    "recompute_every": ("Recompute every", "With gradient checkpointing: every n-th layer"),
 }
 DATA_FIELDS = ("effective_batch", "micro_batch", "workers", "prefetch_factor")
-TRAIN_FIELDS = ("lr", "max_steps", "muon_lr", "warmup_steps", "ema_decay", "eval_steps")
-SHOWN_FIELDS = tuple(FIELDS)[:6]  # the others are below "More settings"
+TRAIN_FIELDS = ("lr", "max_steps", "warmup_steps", "ema_decay", "eval_steps")
+MORE_FIELDS = tuple(FIELDS)[6:]  # below "More settings"
 
 
 def show_panel(training: TrainingPlan) -> TrainPanel:
@@ -82,9 +79,8 @@ class PanelSettings:
     def fields(self) -> list[Field]:
         """The fields; the arrow beside one goes back to what it is now."""
         values = self._field_values()
-        gpus = gpus_offered(self.training.active)
-        if gpus:
-            values[GPUS] = gpus
+        if max_processes(self.training.active) > 1:
+            values[GPUS] = 1
         return [
             Field(
                 name=name,
@@ -92,7 +88,7 @@ class PanelSettings:
                 value=values[name],
                 preset=values[name],
                 comment=comment,
-                more=name not in SHOWN_FIELDS,
+                more=name in MORE_FIELDS,
             )
             for name, (label, comment) in FIELDS.items()
             if name in values
@@ -101,10 +97,7 @@ class PanelSettings:
     def _field_values(self) -> dict:
         values = {name: getattr(self.training.data.config, name) for name in DATA_FIELDS}
         values |= {name: getattr(self.training.config, name) for name in TRAIN_FIELDS}
-        if self.training.config.optimizer != "muon":
-            del values["muon_lr"]
-        # Epochs that a preset or person asked for are in `max_steps` by now.
-        return values | {EPOCHS: 0, "recompute_every": self.training.speed.recompute_every}
+        return values | {EPOCHS: 0}  # those asked for before are in `max_steps` by now
 
     def values(self) -> dict:
         return {switch.name: switch.on for switch in self.training.offered} | self._field_values()
@@ -127,7 +120,10 @@ class PanelSettings:
         rows = f"{work.data.micro_batch} utterances"
         if work.data.effective_tokens:
             rows = f"{work.data.micro_tokens:,} tokens"
-        words += f".{advice} Forward passes in a step: {work.data.grad_accum}, of {rows}."
+        passes = f"{work.data.grad_accum} forward passes"
+        if work.data.grad_accum == 1:
+            passes = "one forward pass"
+        words += f".{advice} A step has {passes} of {rows}."
         step_s = self.step_seconds(work)
         if step_s:
             steps = work.train.max_steps
@@ -148,8 +144,8 @@ class PanelSettings:
             raise KitError(f"GPUs must lie in 1 to {max_gpus}, got {gpus}.", field=GPUS)
         epochs = left.pop(EPOCHS)
         batches = {name: left.pop(name) for name in DATA_FIELDS}
-        train = {name: left.pop(name) for name in TRAIN_FIELDS if name in left}
-        speed = build(SpeedConfig, left)
+        train = {name: left.pop(name) for name in TRAIN_FIELDS}
+        speed = build(SpeedConfig, vars(self.training.speed), **left)
         effective_batch = self.training.data.config.effective_batch
         if batches["effective_batch"] != effective_batch and self.training.process.log.exists():
             raise KitError(
@@ -211,15 +207,13 @@ class PanelSettings:
         if self.step_seconds(work) and not self.training.rows_before:
             run.record(train={"estimated_step_s": self.step_seconds(work)})
         self.keep(work)
-        gpus = int(values.get(GPUS, 1))
-        write_atomic(run.path(GPUS), str(gpus))
         # What leads a new process to this kit and to the run.
         environment = dict(os.environ, KIT_RUNS=str(run.folder.parent.resolve()))
         environment.pop("KIT_PRESET", None)  # the run has its own
         paths = (str(ROOT), environment.get("PYTHONPATH", ""))
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         arguments = ["train", "--run", run.name, "--plan", json.dumps(plan)]
-        self.training.process.start(arguments, environment, gpus)
+        self.training.process.start(arguments, environment, int(values.get(GPUS, 1)))
 
 
 def max_processes(run: ActiveRun) -> int:
@@ -228,14 +222,6 @@ def max_processes(run: ActiveRun) -> int:
     if asked.isdecimal():
         return max(1, int(asked))
     return max(1, torch.cuda.device_count()) if run.hw.device == "cuda" else 1
-
-
-def gpus_offered(run: ActiveRun) -> int:
-    """The number of GPUs that a panel offers: as many as last time; 0 where there is only one."""
-    limit = max_processes(run)
-    before = read_run_file(run.path(GPUS))
-    number = int(before) if before.isdecimal() else 1
-    return min(limit, max(1, number)) if limit > 1 else 0
 
 
 class SamplePlayers:

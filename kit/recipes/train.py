@@ -159,7 +159,7 @@ class Training(TrainingPlan):
         self.job = self.training_run(validation, evaluate=self.gate, notes=notes)
         monitor = Monitor(run.hw)
         profiler = StepProfiler(run.folder / PROFILES)
-        self.job.sample = partial(newest_sample, monitor)
+        self.job.sample = partial(monitor_fields, monitor)
         self.job.listeners = self.listeners()
         lines = Lines()
         pace = Pace()
@@ -216,7 +216,7 @@ class Training(TrainingPlan):
             spoken = SampleLog(self.job, voice, sentences[0], sampling, run.folder / SPOKEN)
             listeners.append(spoken)
 
-        def newest_spoken() -> logs.SpokenSample | None:
+        def newest_sample() -> logs.SpokenSample | None:
             return spoken and spoken.newest
 
         shown = dataclasses.asdict(self.config) | {"preset": run.preset_name}
@@ -227,11 +227,12 @@ class Training(TrainingPlan):
             "wandb": partial(logs.wandb_log, project, run.name, shown, run.folder / "wandb"),
             "trackio": partial(logs.trackio_log, BOARD_PROJECT, run.name, shown),
         }
-        for name in self.config.boards:
-            board, why = boards[name](newest_spoken)
-            print(why)
-            if board is not None:
-                listeners.append(board)
+        for name, open_board in boards.items():
+            if name in self.config.boards:
+                board, why = open_board(newest_sample)
+                print(why)
+                if board is not None:
+                    listeners.append(board)
         return tuple(listeners)
 
     def run(self) -> Iterator[Result]:
@@ -384,7 +385,7 @@ class TrainAlong:
             pass
 
 
-def newest_sample(monitor: Monitor) -> dict:
+def monitor_fields(monitor: Monitor) -> dict:
     """What `monitor` measured last, as fields of a StepEvent."""
     if not monitor.samples:
         return {}

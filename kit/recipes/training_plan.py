@@ -15,7 +15,8 @@ from kit.notebook.result import Result
 from kit.recipes import open_run, run_parts
 from kit.recipes.open_run import ActiveRun, section_for_run
 from kit.recipes.training_data import TrainingData
-from kit.settings import EvaluateConfig, SpeedConfig, TimeBudget, TrainConfig
+from kit.settings import EvaluateConfig, GPTConfig, SpeedConfig, TimeBudget, TrainConfig
+from kit.training.config import Finetuning
 from kit.training.logs import read_log
 from kit.training.process import TrainingProcess
 from kit.training.switches import LABELS, load_choice, switches, wants_few_shapes
@@ -141,7 +142,7 @@ class TrainingPlan:
             f"A model of {parameters} parameters. {length}.",
             self.steps_kept(),
             run_parts.describe_base_voice(self.active, data.tokenizer),
-            self.describe_finetuning(),
+            describe_finetuning(self.model, self.finetuning),
         ]
         return Result(line="\n".join(filter(None, lines)), figures=figures)
 
@@ -155,23 +156,6 @@ class TrainingPlan:
             f"This run began with {steps:,} steps and keeps them, whatever `train.max_steps` says: "
             "set MAX_STEPS, or give --max-steps."
         )
-
-    def describe_finetuning(self) -> str:
-        """Describe what of the model trains; "" if all of it does from the first step on."""
-        text = ""
-        if self.finetuning.adapters:
-            lora = self.finetuning.lora
-            count = trainable_of(self.model, self.finetuning).count
-            text = (
-                f"LoRA: {count:,} parameters train, {count / count_parameters(self.model):.1%} as "
-                f"many as the model has: adapters of rank {lora.rank} beside "
-                f"{', '.join(lora.targets)}, and the {self.finetuning.config.tables} rows of "
-                "embeddings and heads. "
-            )
-        steps = self.finetuning.config.tables_first
-        if steps:
-            text += f"In the first {steps:,} steps only embeddings and heads train."
-        return text.strip()
 
     @once
     def fits(self) -> Result:
@@ -382,3 +366,20 @@ def measured_effects(run: ActiveRun) -> dict[str, str]:
             more_bytes = after["peak_memory_bytes"] - before["peak_memory_bytes"]
             effects[name] = f"{times:.2f}x, {format_memory(more_bytes, '+')} {where}"
     return effects
+
+
+def describe_finetuning(model: GPTConfig, finetuning: Finetuning) -> str:
+    """Describe what of `model` trains; "" if all of it does."""
+    if not finetuning.adapters:
+        return ""
+    trained = trainable_of(model, finetuning)
+    lora = finetuning.lora
+    tables = ", and the new rows of embeddings and heads" if trained.first_rows else ""
+    if finetuning.config.tables == "all":
+        tables = ", and all embeddings and heads"
+    return (
+        f"LoRA: {trained.count:,} parameters train, "
+        f"{trained.count / count_parameters(model):.1%} as many as the model has: adapters "
+        f"of rank {lora.rank} beside {', '.join(lora.targets)}{tables}. With mixed precision "
+        "the frozen matrices beside them take half the memory."
+    )

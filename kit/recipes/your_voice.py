@@ -25,12 +25,6 @@ SCRATCH = "scratch"
 # tried at most, of synthetic speech 9.4.
 ENOUGH_HOURS = 5.0
 GPU_GIB = 8  # the smallest GPU on which fine-tuning the release was planned to fit
-# Hours, whose speech, and the letters that a recogniser got wrong (docs/measurements.md).
-MEASURED = (
-    (0.56, "33 minutes of one person", "42 % of the letters: many words are lost"),
-    (1.66, "1.7 hours of one person", "15 %: most words are understood"),
-    (9.4, "9.4 hours of synthetic speech", "2 to 3 %"),
-)
 
 
 class YourVoice:
@@ -72,22 +66,6 @@ class YourVoice:
         """Of speech to learn from, with recordings that are cut later."""
         checked = self.preparation.checked
         return (checked.kept_s + sum(finding.seconds for finding in checked.too_long)) / 3600
-
-    def expect(self) -> Result:
-        """What such hours have given so far, in a table with a row for these."""
-        grid = [("speech", "what a recogniser gets wrong")]
-        less = [row for row in MEASURED if row[0] <= self.hours]
-        more = MEASURED[len(less) :]
-        where = "between these two" if less and more else "more than was measured"
-        if not less:
-            where = "less than was measured"
-        grid += [row[1:] for row in less]
-        grid.append((f"→ yours: {duration(3600 * self.hours)}", where))
-        grid += [row[1:] for row in more]
-        if released():
-            grid.append((f"any hours, from {released().name}", "not measured yet"))
-        line = "Voices trained from scratch; the arrow marks your hours"
-        return Result(line=line, grid=grid)
 
     def choose(self) -> Result:
         """Decide what training starts from, and keep it with the run; may wait for a click."""

@@ -1,6 +1,5 @@
 """A run that starts from a base model: a voice of the kit or a tiny release of random weights."""
 
-import dataclasses
 import json
 import math
 import shutil
@@ -37,7 +36,6 @@ from kit.recipes.run_parts import MODEL, START_FROM, TOKENIZER, first_model
 from kit.recipes.start import start
 from kit.recipes.train import Training
 from kit.settings import DataConfig, GenerateConfig, GPTConfig, TrainConfig, TrialConfig
-from kit.training import checkpoint
 from kit.training.logs import read_log
 from kit.tuning.measure import run_variant
 
@@ -303,14 +301,10 @@ def test_plan_record_and_benchmark_are_of_what_trains(adapted):
 
 
 @pytest.mark.long
-def test_a_run_keeps_to_what_it_trains_and_its_first_phase_ends(adapted):
-    for changed in ({"tables_first": 6}, {"method": "full"}):
+def test_a_run_keeps_to_what_it_trains(adapted):
+    for changed in ({"tables": "all"}, {"method": "full"}):
         with pytest.raises(KitError, match=rf"finetune\.{next(iter(changed))} is"):
             start("adapters", settings={"finetune": changed})
-    run = start("adapters")
-    first = merge(run.preset, {"finetune": {"tables_first": 6}})
-    with pytest.raises(KitError, match="of 6 steps none is left in which everything trains"):
-        Training(dataclasses.replace(run, preset=first))
 
 
 @pytest.mark.long
@@ -367,15 +361,3 @@ def test_a_voice_on_the_hub_is_a_base_model_without_a_licence_to_accept(exported
         start_from_base(start("another of the hub", settings=FEW), name)
         assert len(hub.asked) == asked, "it was downloaded already"
     assert (run.folder / MODEL).is_file()
-
-
-@pytest.mark.long
-def test_embeddings_and_heads_first_and_then_all(release):
-    run = adapting("two phases", release, finetune={"tables_first": 3})
-    training = Training(run)
-    assert "In the first 3 steps only embeddings and heads train." in str(training.size())
-    list(unchecked(training).run())
-    assert run.report()["train"]["finetune"]["tables_first"] == 3
-    saved = checkpoint.load(checkpoint.checkpoints(run.path("checkpoints"))[-1])["model"]
-    began = load_model(run.folder / MODEL).gpt.h[0].mlp.c_fc.weight
-    assert not torch.equal(saved["gpt.h.0.mlp.c_fc.weight"], began)

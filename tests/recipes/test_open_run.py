@@ -56,7 +56,7 @@ def test_what_was_recorded_is_there_on_the_next_machine(machine, tmp_path):
     run.set_permanent("data", "the built-in corpus")
     run.path("tokenizer.model").write_text("pieces")
     run.record(data={"hours": 2.5})
-    assert str(tmp_path / "drive" / "my-voice") in run._repr_html_()
+    assert run.copy.folder == tmp_path / "drive" / "my-voice"
     again = machine("b")
     assert again.folder == tmp_path / "b" / "my-voice"
     assert again.report()["data"] == {"hours": 2.5}
@@ -98,7 +98,7 @@ def test_without_kit_mirror_nothing_is_kept(machine, monkeypatch, tmp_path):
     monkeypatch.delenv("KIT_MIRROR")
     run = start("alone")
     run.record(data={"hours": 1.0})
-    assert run.copy is None and "kept in" not in run._repr_html_()
+    assert run.copy is None
     assert not (run.folder / ".mirrored.json").exists() and not stamps(tmp_path / "drive")
     for wrong, fact in (("not-there", "Is the disk mounted"), ("a", "on another disk, or none")):
         monkeypatch.setenv("KIT_MIRROR", str(tmp_path / wrong))

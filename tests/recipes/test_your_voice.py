@@ -126,16 +126,6 @@ def test_the_release_at_the_top_needs_its_licence_there_too(voice_of, clicked):
     assert clicked.defaults == []
 
 
-@pytest.mark.parametrize(
-    ("hours", "place", "shown"),
-    [(0.2, 1, "12.0 minutes"), (0.9, 2, "54.0 minutes"), (3, 3, "3.00 hours"), (20, 4, "20.00")],
-)
-def test_the_table_has_a_row_for_these_hours_in_its_order(voice_of, hours, place, shown):
-    grid = voice_of(hours).expect().grid
-    assert [row[0].startswith("→") for row in grid].index(True) == place
-    assert shown in grid[place][0]
-
-
 def test_before_the_end_of_the_training_nothing_speaks(voice_of):
     voice = voice_of()
     for step in (voice.verdict, voice.speaking):

@@ -40,7 +40,6 @@ from kit.recipes.run_parts import first_model, load_base_tokenizer
 from kit.recipes.speak import megabytes, sound_of
 from kit.recipes.train import Training
 from kit.recipes.training_listeners import SPOKEN, spoken_samples
-from kit.settings import GenerateConfig
 from kit.text.train_tokenizer import tokenizer_report
 from kit.tuning.memory_plan import count_parameters
 
@@ -112,9 +111,11 @@ class FineTune:
             "it is": source.get("release") or "none that is known by its hash",
             "licence": source.get("licence") or "its owner's to say",
             "parameters": f"{parameters:,}",
+            "layers": model.layers,
+            "width": model.width,
+            "text ids": model.text_vocab,
+            "codes": model.code_vocab,
         }
-        figures |= {"layers": model.layers, "width": model.width}
-        figures |= {"text ids": model.text_vocab, "codes": model.code_vocab}
         return Result(
             line=f"{self.base_model}: {parameters / 1e6:,.1f} million parameters", figures=figures
         )
@@ -149,13 +150,10 @@ class FineTune:
         return Training(activate(find_run(name=run.name), run.copy), **self.duration)
 
     @cached_property
-    def sampling(self) -> GenerateConfig:
-        return sampling_of(self.active_run)
-
-    @cached_property
     def base_languages(self) -> BaseLanguages:
         """The base model and its languages, for the steps after training."""
-        return BaseLanguages(self.training.active, self.training.data.voice(), self.sampling)
+        sampling = sampling_of(self.active_run)
+        return BaseLanguages(self.training.active, self.training.data.voice(), sampling)
 
     @property
     def sentence(self) -> str:
@@ -187,7 +185,7 @@ class FineTune:
 
     def speak_once(self, voice: Voice, texts: list[str], speakers: list[str]) -> list[Speech]:
         """One candidate of each text."""
-        once = dataclasses.replace(self.sampling, best_of=1, retries=0)
+        once = sampling_of(self.active_run, best_of=1, retries=0)
         with on_device(self.training.active.hw.device, voice.codec):
             return voice.speak(texts, speakers, once)
 
@@ -248,9 +246,6 @@ class FineTune:
         figures = dict(zip(("before", "after", "same_person", "two_people"), cosines.values()))
         self.training.active.record(finetune={"speaker_similarity": figures})
         line = ", ".join(f"{name} {two_digits(cosine)}" for name, cosine in cosines.items())
-        missing = sum(vector.isnan().any().item() for vector in (*before, *after))
-        if missing:
-            line += f"; {missing} spoken sentences are too short or silent to have a voice"
         title = f"Speaker similarity to the recordings, {len(rows)} held-out sentences"
         picture = bars(list(cosines), cosines.values(), "cosine; 1: the same", title)
         return Result(line=f"Speaker similarity: {line}", pictures=[picture])

@@ -20,13 +20,15 @@ from kit.base.formatting import shorten
 from kit.base.torch_file import read_torch_file, require_backed
 from kit.extras.indextts2.tokenizer import VOCABULARY_FILE, IndexTTS2Tokenizer, marked
 from kit.extras.xtts_v2 import model as xtts
-from kit.extras.xtts_v2.tensor_names import GPT, INDEXTTS2_MARKS, released_name, to_released
+from kit.extras.xtts_v2.tensor_names import GPT, released_name, to_released
 from kit.model.gpt import SpeechGPT
 from kit.settings import GPTConfig
 
 WEIGHTS_FILE = "gpt.pth"
 CONFIG_FILE = "config.yaml"
 INDEXTTS2_REPOSITORY = "IndexTeam/IndexTTS-2"  # on the hub
+# Layers of the emotion vector of an IndexTTS2 (or 2.5); no other model has both.
+MARKS = {"emo_perceiver_encoder.latents", "emovec_layer.weight"}
 # The first layer of the speaker encoder that version 2.5 replaced.
 SPEAKER_MARK = "conditioning_encoder.embed.conv.0.weight"
 LATENTS = 34  # 32 of the speaker, 2 of the length
@@ -83,8 +85,8 @@ def _read_weights(file: Path) -> dict[str, Tensor]:
     stored = read_torch_file(file)
     if isinstance(stored, dict) and isinstance(stored.get("model"), dict):
         stored = stored["model"]
-    if not isinstance(stored, dict) or not INDEXTTS2_MARKS.issubset(map(str, stored)):
-        missing = " and no ".join(sorted(INDEXTTS2_MARKS))
+    if not isinstance(stored, dict) or not MARKS.issubset(map(str, stored)):
+        missing = " and no ".join(sorted(MARKS))
         raise KitError(
             f"{file} is not the GPT of an IndexTTS2: it has no {missing}. "
             "Name the folder of a release, or its gpt.pth."

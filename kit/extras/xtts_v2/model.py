@@ -28,7 +28,6 @@ from kit.base.tensor_file import (
 from kit.base.torch_file import read_torch_file, require_backed
 from kit.extras.xtts_v2.tensor_names import (
     DVAE,
-    INDEXTTS2_MARKS,
     MEL_STATS,
     SKIPPED,
     SOUND,
@@ -94,9 +93,8 @@ def load_xtts(path: Path) -> XTTS:
     file = path if path.is_file() else path / WEIGHTS_FILE
     tensors, stored_config = _read_weights(file)
     settings = _read_settings(file, stored_config)
-    args = model_args(settings, file)
     vocabulary = XTTSTokenizer(file.parent / VOCABULARY_FILE, "en")  # of any language
-    gpt = gpt_config(args, vocabulary, file)
+    gpt = gpt_config(settings, vocabulary, file)
     inside = [name for name in tensors if name.startswith(DVAE)]
     dvae = {name.removeprefix(DVAE): tensors.pop(name).clone() for name in inside}
     dvae = dvae or _read_extra(file.parent / DVAE_FILE)
@@ -161,11 +159,6 @@ def _read_weights(file: Path) -> tuple[dict[str, Tensor], dict | None]:
         raise KitError(
             f"{file} is not an XTTS checkpoint: it holds {kind}, where `model` and its tensors "
             "should be. Name the model.pth of a release, or a checkpoint of its trainer."
-        )
-    if INDEXTTS2_MARKS.issubset(map(str, stored)):
-        raise KitError(
-            f"{file} is the GPT of IndexTTS2, not an XTTS-v2: give its folder, with gpt.pth, "
-            "config.yaml and its bpe.model, as BASE_MODEL."
         )
     tensors = {}
     for name, value in stored.items():
@@ -287,32 +280,13 @@ SIZES = {
 EXTRA_POSITIONS = {"max_text": 2, "max_code": 3}
 
 
-def model_args(settings: dict, file: Path) -> dict:
-    """Return `model_args` of a configuration. Raises KitError if it is not of an XTTS-v2."""
-    args = settings.get("model_args") if isinstance(settings, dict) else None
-    if not isinstance(args, dict) or settings.get("model") not in ("xtts", None):
-        raise KitError(
-            f"The configuration of {file} is not XTTS's: it has no `model_args`, or its `model` is "
-            "another. Copy config.json from the same place as the weights."
-        )
-    if not args.get("gpt_use_perceiver_resampler"):
-        raise KitError(
-            f"{file} is XTTS v1 (`gpt_use_perceiver_resampler` is off): the kit reads v2, whose "
-            "speaker conditioning is different. Get XTTS-v2."
-        )
-    return args
-
-
-def gpt_config(args: dict, vocabulary: XTTSTokenizer, file: Path) -> GPTConfig:
-    sizes = {}
-    for field, name in SIZES.items():
-        if type(args.get(name)) is not int:
-            raise KitError(
-                f"The configuration of {file} has `model_args.{name}` = {args.get(name)!r}, which "
-                "must be a whole number: copy config.json from the same place as the weights."
-            )
-        sizes[field] = args[name] + EXTRA_POSITIONS.get(field, 0)
+def gpt_config(settings: dict, vocabulary: XTTSTokenizer, file: Path) -> GPTConfig:
+    """Return the GPT that a configuration describes. Raises KitError if it is not of an XTTS-v2."""
     try:
+        args = settings["model_args"]
+        sizes = {field: int(args[name]) for field, name in SIZES.items()}
+        for field, more in EXTRA_POSITIONS.items():
+            sizes[field] += more
         return GPTConfig(
             text_vocab=vocabulary.vocab_size,
             start_text_id=vocabulary.start,
@@ -322,8 +296,11 @@ def gpt_config(args: dict, vocabulary: XTTSTokenizer, file: Path) -> GPTConfig:
             **sizes,
             **FIXED,
         )
-    except ValueError as error:
-        raise KitError(f"The configuration of {file} describes no model: {error}") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise KitError(
+            f"The configuration of {file} describes no XTTS-v2 ({shorten(repr(error))}): copy "
+            "config.json from the same place as the weights."
+        ) from error
 
 
 def updated_config(gpt: GPTConfig, vocabulary: XTTSTokenizer) -> dict:
