@@ -298,12 +298,10 @@ def weights_in(folder: Path) -> tuple[Path, str]:
     for name in names:
         if (folder / name).is_file():
             return folder.resolve(), name
-    missing = "it is a file" if folder.is_file() else "no such folder"
-    content = ", ".join(sorted(os.listdir(folder))[:8]) if folder.is_dir() else missing
     others = "".join(f", or that of a {each.name} ({', '.join(each.files)})" for each in releases())
     raise KitError(
-        f"BASE_MODEL = {folder}: there is no voice ({content or 'it is empty'}). Name the folder "
-        f"`export` of a run, the folder of a run that 02_train has finished{others}."
+        f"BASE_MODEL = {folder}: there is no voice. Name the folder `export` of a run, the folder "
+        f"of a run that 02_train has finished{others}."
     )
 
 
