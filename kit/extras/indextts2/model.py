@@ -194,7 +194,7 @@ def gpt_config(settings: dict, file: Path) -> GPTConfig:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise KitError(
-            f"{file} describes no GPT of an IndexTTS2 ({shorten(repr(error))}): copy it from the "
+            f"{file} describes no GPT of an IndexTTS2 ({shorten(error)}): copy it from the "
             "same place as the weights."
         ) from error
 

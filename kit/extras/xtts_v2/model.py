@@ -298,7 +298,7 @@ def gpt_config(settings: dict, vocabulary: XTTSTokenizer, file: Path) -> GPTConf
         )
     except (KeyError, TypeError, ValueError) as error:
         raise KitError(
-            f"The configuration of {file} describes no XTTS-v2 ({shorten(repr(error))}): copy "
+            f"The configuration of {file} describes no XTTS-v2 ({shorten(error)}): copy "
             "config.json from the same place as the weights."
         ) from error
 
