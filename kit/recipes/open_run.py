@@ -17,7 +17,6 @@ from kit.base.formatting import flat, nearest
 from kit.base.run import Run, find_run, read_run_file
 from kit.recipes import run_copy
 from kit.settings import SECTIONS, GenerateConfig
-from kit.text.normalize import language_code
 from kit.training.ranks import ALONE, Ranks
 
 SETTINGS_SHOWN = 6
@@ -126,6 +125,8 @@ COMMON_NAMES = {"data", "dataset", "corpus", "clips", "wavs", "metadata", "train
 
 def name_for_data(data: str, language: str) -> str:
     """Return the name of a run for `data`, which is as for `Preparation`, "record" or "upload"."""
+    from kit.text.normalize import language_code  # rules that only new runs need
+
     code = language_code(language or "am")
     if data in ("record", "upload"):
         return "my-voice"
@@ -282,6 +283,8 @@ def choose_source(run: ActiveRun, asked: RunSource) -> tuple[RunSource, str]:
     recorded = run.figure("data", "source") or {}
     given = {name: value for name, value in dataclasses.asdict(asked).items() if value}
     if "language" in given:
+        from kit.text.normalize import language_code
+
         given["language"] = language_code(given["language"])
         # However it was spelt when the run started: a run keeps its source, letter by letter.
         if "language" in recorded and language_code(recorded["language"]) == given["language"]:
