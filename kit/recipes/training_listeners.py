@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import soundfile
 import torch
+from torch import Tensor
 
 from kit.base.files import write_atomic
 from kit.base.hardware import autocast, on_device
 from kit.dataset.manifest import Utterance
 from kit.model import text_attention
+from kit.model.gpt import SpeechGPT
 from kit.model.lora import merged
 from kit.model.sequence import Batch
 from kit.notebook.result import Sound
@@ -32,7 +34,7 @@ class AttentionLog:
     """A listener that saves in `folder` how the codes of `row`, a batch of one, attend to its text.
 
     It does so after the first step, each validation and the last step, in the precision in which
-    the model trains: the map (N, T), of all layers and heads, that follows the text best.
+    the model trains.
     """
 
     job: TrainingRun
@@ -46,16 +48,21 @@ class AttentionLog:
         if event.step in (1, event.steps) or event.val_loss is not None:
             trainer = self.job.trainer
             with autocast(trainer.hw.device, trainer.applied.precision):
-                best = int(text_attention.head_diagonality(trainer.model, self.row).argmax())
-                maps = text_attention.text_attention_maps(trainer.model, self.row)
+                attention = best_map(trainer.model, self.row)
             file = io.BytesIO()
-            np.save(file, maps.flatten(0, 1)[best].cpu().numpy().astype(np.float16))
+            np.save(file, attention.numpy().astype(np.float16))
             write_atomic(self.folder / f"step-{event.step:07}.npy", file.getvalue())
 
 
 def load_attention_maps(folder: Path) -> dict[int, np.ndarray]:
     paths = sorted(folder.glob("step-*.npy"))
     return {int(path.stem.removeprefix("step-")): np.load(path) for path in paths}
+
+
+def best_map(model: SpeechGPT, row: Batch) -> Tensor:
+    """The attention map (N, T), of all layers and heads, that follows the text best."""
+    best = int(text_attention.head_diagonality(model, row).argmax())
+    return text_attention.text_attention_maps(model, row).flatten(0, 1)[best].cpu()
 
 
 @dataclasses.dataclass
