@@ -5,7 +5,7 @@ import dataclasses
 import html
 import json
 import os
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
@@ -61,7 +61,7 @@ def show_panel(training: TrainingPlan) -> TrainPanel:
         resumable=training.training_run().resumable(),
         finished=training.finished,
         plan=settings.planned,
-        players=SamplePlayers(folder / SPOKEN, sentence),
+        players=partial(sample_players, folder / SPOKEN, sentence),
         profile=partial(read_run_file, folder / PROFILES / STATUS),
         health=lambda rows: short_lines(training.log_checks(rows)),
         failure=training.failure,
@@ -224,26 +224,16 @@ def max_processes(run: ActiveRun) -> int:
     return max(1, torch.cuda.device_count()) if run.hw.device == "cuda" else 1
 
 
-class SamplePlayers:
-    """HTML players of a SampleLog's files, under their sentence; "" before the first.
+def sample_players(folder: Path, sentence: str) -> str:
+    """HTML players of a SampleLog's files, under their sentence; "" before the first."""
+    try:
+        files = [(path, path.stat().st_mtime_ns) for path in sorted(folder.glob("step-*.wav"))]
+        return _players(folder, sentence, tuple(files))
+    except FileNotFoundError:
+        return ""  # a training that starts again deletes the old files; the next call finds the new
 
-    Files are read again only when they change: a panel asks twice a second.
-    """
 
-    def __init__(self, folder: Path, sentence: str):
-        self.folder = folder
-        self.sentence = sentence
-        self.seen = []
-        self.html = ""
-
-    def __call__(self) -> str:
-        try:
-            files = [(p, p.stat().st_mtime_ns) for p in sorted(self.folder.glob("step-*.wav"))]
-            if files != self.seen:
-                players = "".join(sound_html(sound) for sound in spoken_samples(self.folder))
-                sentence = html.escape(self.sentence)
-                self.html = f"<p>{sentence}</p>{players}" if players else ""
-                self.seen = files
-        except FileNotFoundError:
-            pass  # a training that starts again deletes the old files; the next call finds the new
-        return self.html
+@lru_cache(maxsize=1)  # a panel asks twice a second: files are read again only when they change
+def _players(folder: Path, sentence: str, files: tuple) -> str:
+    players = "".join(sound_html(sound) for sound in spoken_samples(folder))
+    return f"<p>{html.escape(sentence)}</p>{players}" if files else ""
