@@ -35,24 +35,13 @@ TARGETS = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
 FORMATS = ("fp32", "bf16", "fp16", "int8", "int8-weight-only")
 
 
-def constant(done: float) -> float:
-    """The peak rate to the end."""
-    return 1.0
-
-
-def linear(done: float) -> float:
-    """A straight line, as transformers' `get_linear_schedule_with_warmup`."""
-    return 1 - done
-
-
-def cosine(done: float) -> float:
-    """Half a cosine (Loshchilov and Hutter 2017)."""
-    return (1 + math.cos(math.pi * done)) / 2
-
-
 # Learning-rate schedules after the warm-up: from the share of the steps that are done (0 to 1) to
 # the rate, 1 for the peak and 0 for `final_lr`. A schedule needs no state to resume.
-SCHEDULES = {"constant": constant, "linear": linear, "cosine": cosine}
+SCHEDULES = {
+    "constant": lambda done: 1.0,
+    "linear": lambda done: 1 - done,  # as transformers' `get_linear_schedule_with_warmup`
+    "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,  # Loshchilov and Hutter 2017
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -483,8 +472,6 @@ class FinetuneConfig(Section):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TimeBudget(Section):
-    """How long a preset may keep a person waiting."""
-
     minutes: float = 0.0  # for all training steps; where they last longer, fewer are taken. 0: none
     min_steps: int = 0  # with fewer a voice mumbles: so many are taken in up to twice the minutes
 
@@ -562,9 +549,7 @@ class CodeReaderConfig(FitConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecoderFinetuneConfig(Section):
-    """The section `decoder_finetune` of a preset: the codec's decoder, on the model's states."""
-
-    steps: int = 0  # 0: off
+    steps: int = 0  # of the codec's decoder, on the model's states; 0: off
     clips: int = within(1500, 1)  # recordings to train on, at most
 
 
@@ -611,16 +596,12 @@ class GenerateConfig(Section):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluateConfig(Section):
-    """The section `evaluate` of a preset."""
-
     sentences: int = within(250, 1, 100_000)  # held-out sentences that the voice speaks
     worst_cer: float = within(0.12, 0, 1)  # a voice with a higher CER fails
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InferConfig(Section):
-    """The section `infer` of a preset: what speaking is timed with."""
-
     lengths: tuple = within((50, 100, 200), 1, 100_000)  # codes, with and without KV cache
     batches: tuple = within((1, 4, 16), 1, 100_000)  # texts at once
     formats: tuple = one_of(("fp32",), FORMATS)  # number formats of the weights
@@ -636,8 +617,6 @@ class InferConfig(Section):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrialConfig(Section):
-    """How long to measure."""
-
     steps: int = within(24, 1)  # optimiser steps timed in a round
     warmup_steps: int = within(4, 1)  # before them, timed apart: compilation, first allocations
     rounds: int = within(3, 2)  # the median one counts; two at least, whose difference is the noise

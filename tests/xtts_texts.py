@@ -8,7 +8,7 @@ from pathlib import Path
 
 from released_xtts import TINY, vocabulary, write_release
 
-from kit.extras.xtts_v2.tokenizer import learned_merges, load_vocabulary
+from kit.extras.xtts_v2.tokenizer import XTTSTokenizer, learned_merges
 
 ENGLISH = "the voice reads what nobody has ever written down before in another place".split()
 AMHARIC = "ሰላም ለሁሉ ሰው አለም ነው ቤት ውስጥ መጽሀፍ አነበበ ትምህርት ጀመረ".split()
@@ -43,8 +43,8 @@ def write_vocabulary(path: Path, letters=LETTERS, tags=TAGS) -> Path:
 def write_readers_release(folder: Path) -> Path:
     """A release at random weights that can read texts: it has the letters of English."""
     folder.mkdir(parents=True, exist_ok=True)
-    words = load_vocabulary(write_vocabulary(folder / "vocab.json"))
-    ids = {"text_vocab": words.size, "start_text_id": words.start, "stop_text_id": words.stop}
+    words = XTTSTokenizer(write_vocabulary(folder / "vocab.json"), "en")
+    ids = {"text_vocab": words.vocab_size, "start_text_id": words.start, "stop_text_id": words.stop}
     write_release(folder, dataclasses.replace(TINY, max_text=160, max_code=200, **ids))
     (folder / "vocab.json").write_bytes(words.data)
     (folder / "LICENSE.txt").write_text("Coqui Public Model License", encoding="utf-8")

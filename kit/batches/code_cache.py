@@ -40,8 +40,8 @@ def open_arrays(path: Path, names: Iterable[str], verify: bool = True) -> dict[s
     """
     if not Path(path).is_file():
         raise DamagedFileError(
-            f"There is no {path}, a part of the codes that 01_data_prep makes. Run it, or bring "
-            "the run from where it was prepared as one file: python -m kit pack."
+            f"There is no {path}, a part of the codes that 01_data_prep makes. Run it, or copy "
+            "the folder codes/, too, from where the run was prepared."
         )
     try:
         tensors, metadata = read_any(path)

@@ -140,10 +140,10 @@ def learn_sound(data: TrainingData) -> Result:
     clips = clips_with_states(data, models, "train", config.clips)
     if len(clips) < MIN_CLIPS:
         recordings = len(data.cache.rows_in_split("train"))
-        fix = "Record more." if recordings < MIN_CLIPS else "Bring them back and run this again."
         return Result(
             line=f"The sound stays made of codes alone: {len(clips)} of the {recordings} "
-            f"recordings to learn from are here, and it takes {MIN_CLIPS}. {fix}"
+            f"recordings to learn from are here, and it takes {MIN_CLIPS}. Record more, or bring "
+            "them back and run this again."
         )
     figures = {"steps": config.steps, "clips": len(clips)}
     line = f"Sound of codes and states: {config.steps:,} steps on {len(clips):,} recordings"

@@ -17,7 +17,6 @@ from kit.base import extras
 from kit.base.config import CONFIGS, build, merge
 from kit.base.errors import KitError
 from kit.base.files import file_digest, make_folder, write_atomic
-from kit.base.formatting import join_names
 from kit.base.hub import fetch_model, fetched, list_files
 from kit.base.lock import held
 from kit.base.run import RELEASES_FOLDER, Run, load_use, read_run_file, runs_folder
@@ -75,7 +74,6 @@ class Release:
     repository: str  # on the hub
     revision: str  # that was tested, as the files of a repository may change; "": none was
     weights: str  # the file that holds them
-    trained: str = ""  # the name that its own trainer gives them, in a folder without the rest
     files: tuple[str, ...]  # that are needed
     optional: tuple[str, ...]  # that are passed on with them, where they are there
     licence: str  # as `accept_license` names it; all that is made from the model has it
@@ -91,7 +89,6 @@ class Release:
     export_folder: str  # its name, in the run's
     missing_files: Callable[[Path], list[str]] = lambda folder: []  # of an export, to speak
     speaker: Callable | None = None  # (folder, reference): speaks where the kit cannot
-    refuse: Callable[[str], str] = lambda repository: ""  # why a repository cannot be used
 
 
 def releases() -> list[Release]:
@@ -169,26 +166,18 @@ def too_few_hours(run: Run, hours: float) -> str:
     if not recorded or hours >= MIN_HOURS or read_run_file(run.folder / START_FROM):
         return ""
     return (
-        f"{hours:.2f} hours of recordings are few for a voice trained from scratch. With 1.66 "
-        "hours of one person, Whisper got 15 % of the letters wrong, with 0.56 hours 42 % (preset "
-        "cpu, docs/measurements.md). Record more, or begin a new run and set BASE_MODEL "
-        "(--base-model): "
-        f"{RELEASE} by 07_finetune_xtts (its licence is non-commercial), or another voice's export "
-        "(runs/NAME/export)."
+        f"{hours:.2f} hours of recordings are few for a voice trained from scratch: of 0.56 hours "
+        "of one person Whisper got 42 % of the letters wrong, of 1.66 hours 15 %. Record more, or "
+        f"begin a new run and set BASE_MODEL (--base-model): {RELEASE} by 07_finetune_xtts (its "
+        "licence is non-commercial), or another voice's export (runs/NAME/export)."
     )
 
 
 def repository_of(name: str) -> tuple[str, str]:
-    """Split `hf://OWNER/NAME@REVISION` into repository and revision, by default that of a release.
-
-    Raises KitError if there is none, and for a repository of another kind of model.
-    """
+    """Repository and revision of `hf://OWNER/NAME@REVISION`, which a release has by default."""
     repository, _, revision = name.removeprefix(HUB).rstrip("/").partition("@")
-    for release in releases():
-        if release.refuse(repository):
-            raise KitError(f"BASE_MODEL = {name}: {release.refuse(repository)}")
-        if release.repository == repository:
-            revision = revision or release.revision
+    pinned = {release.repository: release.revision for release in releases()}
+    revision = revision or pinned.get(repository, "")
     if repository.count("/") != 1 or not re.fullmatch(r"[\w./-]+", repository):
         raise KitError(
             f"BASE_MODEL = {name} is not a repository of the hub: write {HUB}OWNER/NAME@REVISION, "
@@ -246,7 +235,7 @@ def voice_folder(name: str) -> Path:
     if not name.startswith(HUB):
         folder = CONFIGS / SAMPLE if name == SAMPLE else Path(name).expanduser()
         if not (folder / CARD).is_file():
-            raise KitError(f"There is no exported voice in {folder}: {FIX}{trainer_hint(folder)}")
+            raise KitError(f"There is no exported voice in {folder}: {FIX}")
         return folder
     repository, _, revision = name.removeprefix(HUB).rstrip("/").partition("@")
     folder = copy_of(repository, revision, runs_folder())
@@ -257,23 +246,20 @@ def voice_folder(name: str) -> Path:
     return folder
 
 
-def fetch_once(
-    repository: str,
-    revision: str,
-    folder: Path,
-    names: tuple[str, ...],
-    optional: tuple[str, ...],
-    listing: tuple | None = None,
-) -> dict:
-    """Call `fetch_model` while no other process downloads the same repository."""
-    lock = make_folder(folder.parent) / f".{folder.name}.lock"
-    with held(lock, f"fetching {HUB}{repository}@{revision}", math.inf, print):
-        return fetch_model(repository, revision, names, folder, optional, listing)
-
-
 def copy_of(repository: str, revision: str, runs: Path) -> Path:
     """The folder of a repository's files, which all runs share."""
     return runs / RELEASES_FOLDER / f"{repository.replace('/', '--')}@{revision}"
+
+
+def fetch_once(repository: str, revision: str, folder: Path, *files) -> dict:
+    """Call `fetch_model` while no other process downloads the same repository.
+
+    `files` are names that are needed, those that may be missing, and the listing if it is known.
+    """
+    lock = make_folder(folder.parent) / f".{folder.name}.lock"
+    with held(lock, f"fetching {HUB}{repository}@{revision}", math.inf, print):
+        names, optional, *listing = files
+        return fetch_model(repository, revision, names, folder, optional, *listing)
 
 
 def require_licence(name: Path | str, licence: str, needed: str) -> None:
@@ -282,11 +268,11 @@ def require_licence(name: Path | str, licence: str, needed: str) -> None:
     if licence == needed:
         return
     given = f", not {licence!r}" if licence else ""
-    terms = f"is under the licence {needed!r}, and so is what is made from it"
-    terms = next((each.terms for each in releases() if each.licence == needed), terms)
+    terms = {release.licence: release.terms for release in releases()}
+    other = f"is under the licence {needed!r}, and so is what is made from it"
     raise KitError(
-        f"{name} {terms}. Read the licence where the model was published; to accept it, "
-        f'give `accept_license="{needed}"` (--accept-license {needed}){given}.'
+        f"{name} {terms.get(needed, other)}. Read the licence where the model was published; to "
+        f'accept it, give `accept_license="{needed}"` (--accept-license {needed}){given}.'
     )
 
 
@@ -312,26 +298,11 @@ def weights_in(folder: Path) -> tuple[Path, str]:
     for name in names:
         if (folder / name).is_file():
             return folder.resolve(), name
-    missing = "it is a file" if folder.is_file() else "no such folder"
-    content = ", ".join(sorted(os.listdir(folder))[:8]) if folder.is_dir() else missing
     others = "".join(f", or that of a {each.name} ({', '.join(each.files)})" for each in releases())
     raise KitError(
-        f"BASE_MODEL = {folder}: there is no voice ({content or 'it is empty'}). Name the folder "
-        f"`export` of a run, the folder of a run that 02_train has finished{others}."
-        f"{trainer_hint(folder)}"
+        f"BASE_MODEL = {folder}: there is no voice. Name the folder `export` of a run, the folder "
+        f"of a run that 02_train has finished{others}."
     )
-
-
-def trainer_hint(folder: Path) -> str:
-    """What to do with the folder of a release's own trainer; "" for any other."""
-    for release in releases():
-        if release.trained and (folder / release.trained).is_file():
-            files = join_names([name for name in release.files if name != release.weights])
-            return (
-                f" This looks like what the trainer of {release.name} leaves: copy "
-                f"{release.trained} as {release.weights} into a folder with {files} of the release."
-            )
-    return ""
 
 
 def load_release(run: ActiveRun, release: Release, folder: Path, licence: str) -> BaseModel:
@@ -351,7 +322,7 @@ def from_release(
 ) -> BaseModel:
     """The base model of a release, whose settings stay as they are.
 
-    `loaded` has the attributes `model` and `source`, a dataclass.
+    `loaded` has the attributes `model` and `source`, for the run's report.
     """
     return BaseModel(
         model=loaded.model,
@@ -359,7 +330,7 @@ def from_release(
         tokenizer=tokenizer,
         front_end=front_end,
         kept=TRAINED_WITH,
-        record={"licence": accepted(release.licence), **dataclasses.asdict(loaded.source)},
+        record={"licence": accepted(release.licence)} | loaded.source,
         defaults=release.defaults,
     )
 

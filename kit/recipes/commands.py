@@ -145,11 +145,6 @@ OF_THE_CORE = {
         "writes": "nothing: the YAML goes to stdout (> mine.yaml), for --preset mine.yaml",
         "takes": "preset",
     },
-    "pack": {
-        "recipe": "recipes.run_copy:pack",
-        "purpose": "a run as one file, for another machine",
-        "writes": "NAME.tar: the run, its codes and held-out recordings",
-    },
 }
 COMMANDS = {
     name: Command(**fields) for name, fields in (OF_THE_CORE | extras.offered("COMMANDS")).items()

@@ -1,8 +1,6 @@
 """Open a run: name it, check its settings, and fetch its copy from another disk (run_copy.py)."""
 
 import dataclasses
-import itertools
-import json
 import os
 import re
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -17,10 +15,8 @@ from kit.base.errors import DiskError, KitError, SettingError, show_plain_notes
 from kit.base.files import MAX_NAME_BYTES, remove_litter, shorten_name, write_atomic
 from kit.base.formatting import flat, nearest
 from kit.base.run import Run, find_run, read_run_file
-from kit.notebook.result import Result
 from kit.recipes import run_copy
 from kit.settings import SECTIONS, GenerateConfig
-from kit.text.normalize import language_code
 from kit.training.ranks import ALONE, Ranks
 
 SETTINGS_SHOWN = 6
@@ -74,13 +70,6 @@ class ActiveRun(Run):
 
     __repr__ = __str__
 
-    def _repr_html_(self) -> str:
-        choices = {"precision": self.precision, "threads": self.threads}
-        reasons = {name: f"{c.value}: {c.reason}" for name, c in choices.items()}
-        if self.copy:
-            reasons["kept in"] = str(self.copy.folder)
-        return Result(line=str(self), figures=reasons)._repr_html_()
-
 
 def activate(run: Run, copy: run_copy.RunCopy | None = None) -> ActiveRun:
     """Return `run`, its `copy`, and what suits this machine; sets torch's threads."""
@@ -105,11 +94,11 @@ def open_active_run(
     hardware.allow_expandable_segments()
     show_plain_notes()
     if data is not None and not name and "KIT_RUN" not in os.environ:
-        name, last = name_for_data(data, language), runs.run_folder()
+        name = name_for_data(data, language)
+        last = runs.run_folder()
         is_new = not any((place / name).exists() for place in runs.places_of_runs())
-        if is_new and not (last / "manifest.jsonl").exists():
-            chosen = os.environ.get("KIT_PRESET") or read_run_file(last / "preset")
-            preset = preset or chosen  # in 00_setup, a moment ago
+        if is_new and not (last / "manifest.jsonl").exists():  # chosen in 00_setup, a moment ago
+            preset = preset or os.environ.get("KIT_PRESET") or read_run_file(last / "preset")
             use = use or read_run_file(last / "use")
     mirror = run_copy.find_mirror()
     folder = runs.run_folder(name) if create else runs.require_run(name)
@@ -135,33 +124,21 @@ COMMON_NAMES = {"data", "dataset", "corpus", "clips", "wavs", "metadata", "train
 
 
 def name_for_data(data: str, language: str) -> str:
-    """Return the name of a run for `data`: of the one that has it, else a new one.
+    """Return the name of a run for `data`, which is as for `Preparation`, "record" or "upload"."""
+    from kit.text.normalize import language_code  # rules that only new runs need
 
-    `data` is as for `Preparation`, or "record" or "upload"; "" is the built-in corpus.
-    """
     code = language_code(language or "am")
     if data in ("record", "upload"):
         return "my-voice"
-    name = "demo" if code == "am" else f"demo-{code}"
-    if data.startswith("hf://"):
-        name = data.removeprefix("hf://")
-    elif data:
+    if not data:  # the built-in corpus
+        return "demo" if code == "am" else f"demo-{code}"
+    name = data.removeprefix("hf://")
+    if name == data:
         names = [part.split(".")[0] for part in reversed(Path(data).expanduser().resolve().parts)]
         common = {"", *COMMON_NAMES, *runs.KIT_FOLDERS}
         name = next((n for n in names if n.lower() not in common), "")
     name = re.sub(r"[^\w-]+", "-", name).strip("-_")[:60]
-    name = shorten_name(name, MAX_NAME_BYTES - 6) or "voice"  # a number may follow
-    names = itertools.chain([name], runs.numbered(name))
-    return next(each for each in names if _source_of(each) in (None, (data, code)))
-
-
-def _source_of(name: str) -> tuple[str, str] | None:
-    """The data and the language of the run `name`; None before 01_data_prep."""
-    for place in runs.places_of_runs():
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            source = json.loads((place / name / "report.json").read_bytes())["data"]["source"]
-            return source["data"], language_code(source["language"])
-    return None
+    return shorten_name(name, MAX_NAME_BYTES - 6) or "voice"  # a number may follow
 
 
 def open_settings(name: str, preset: str, use: str, settings: dict, gpu: str = "") -> ActiveRun:
@@ -245,15 +222,13 @@ def require_changeable(run: Run, settings: dict) -> None:
 
 def check_saved_settings(run: Run) -> None:
     """Raise KitError for a setting of the run's file that this version of the kit does not have."""
-    for section in run.settings.keys() & SECTIONS.keys():
-        known = [field.name for field in dataclasses.fields(SECTIONS[section])]
-        for key in run.settings[section]:
-            if key not in known:
-                raise KitError(
-                    f"{run.folder / runs.SETTINGS}: {section} has no setting `{key}`."
-                    f"{nearest(key, known)} Correct it, or finish a run of an earlier version of "
-                    "the kit with that version."
-                )
+    try:
+        check_settings(run.settings, run.preset)
+    except KitError as error:
+        raise KitError(
+            f"{run.folder / runs.SETTINGS}: {error} Correct it, or finish a run of an earlier "
+            "version of the kit with that version."
+        ) from error
 
 
 def _check_plain(section: str, key: str, value, known: dict) -> None:
@@ -308,6 +283,8 @@ def choose_source(run: ActiveRun, asked: RunSource) -> tuple[RunSource, str]:
     recorded = run.figure("data", "source") or {}
     given = {name: value for name, value in dataclasses.asdict(asked).items() if value}
     if "language" in given:
+        from kit.text.normalize import language_code
+
         given["language"] = language_code(given["language"])
         # However it was spelt when the run started: a run keeps its source, letter by letter.
         if "language" in recorded and language_code(recorded["language"]) == given["language"]:

@@ -5,28 +5,21 @@ import dataclasses
 import html
 import json
 import os
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
 
-from kit.base.config import ROOT, build, parse_object, require
+from kit.base.config import ROOT, build, require
 from kit.base.errors import KitError
-from kit.base.files import write_atomic
-from kit.base.formatting import clock, format_memory, join_names
+from kit.base.formatting import clock, format_memory
 from kit.base.run import read_run_file
 from kit.notebook.result import sound_html
 from kit.notebook.train_panel import TrainPanel
 from kit.notebook.widgets import Field
 from kit.recipes.open_run import ActiveRun, section_for_run
 from kit.recipes.training_listeners import PROFILES, SPOKEN, spoken_samples
-from kit.recipes.training_plan import (
-    EPOCHS,
-    TrainingPlan,
-    in_process,
-    steps_asked,
-    verdict_figures,
-)
+from kit.recipes.training_plan import EPOCHS, TrainingPlan, in_process, steps_asked
 from kit.settings import DataConfig, SpeedConfig, TrainConfig
 from kit.training.run import finished_steps
 from kit.tuning.checks import short_lines
@@ -34,9 +27,7 @@ from kit.tuning.memory_plan import Workload
 from kit.tuning.monitor import STATUS
 from kit.tuning.preflight import check_changes
 
-GPUS = "gpus"  # a file in a run's folder: how many it was trained on last
-# A file in a run's folder: the settings that a panel has changed, as they were before.
-UNCHANGED = "before-panel.json"
+GPUS = "gpus"
 # Settings that the panel offers beside the switches: label and meaning.
 FIELDS = {
     "lr": ("Learning rate", "Peak learning rate of AdamW, reached after the warm-up"),
@@ -45,18 +36,15 @@ FIELDS = {
     "max_steps": ("Max steps", "Optimiser steps in all; the schedule ends with them"),
     EPOCHS: ("Epochs", "Passes over the data, instead of Max steps; 0: Max steps decides"),
     GPUS: ("GPUs", "How many train together, each with its share of a batch"),
-    "muon_lr": ("Muon rate", "Peak learning rate of Muon, for the matrices of the layers"),
     "warmup_steps": ("Warm-up steps", "Steps in which the learning rate rises from 0"),
     "ema_decay": ("EMA decay", "How much of the average a step keeps; for the switch EMA"),
     "eval_steps": ("Evaluate every", "Steps between two validations on held-out sentences"),
     "workers": ("Workers", "Processes that make batches ahead; 0: the training process itself"),
     "prefetch_factor": ("Prefetch", "Batches that each worker makes ahead"),
-    "recompute_every": ("Recompute every", "With gradient checkpointing: every n-th layer"),
 }
 DATA_FIELDS = ("effective_batch", "micro_batch", "workers", "prefetch_factor")
-TRAIN_FIELDS = ("lr", "max_steps", "muon_lr", "warmup_steps", "ema_decay", "eval_steps")
-MORE_FIELDS = ("muon_lr", "warmup_steps", "ema_decay", "eval_steps", "workers", "prefetch_factor")
-MORE_FIELDS += ("recompute_every",)
+TRAIN_FIELDS = ("lr", "max_steps", "warmup_steps", "ema_decay", "eval_steps")
+MORE_FIELDS = tuple(FIELDS)[6:]  # below "More settings"
 
 
 def show_panel(training: TrainingPlan) -> TrainPanel:
@@ -73,7 +61,7 @@ def show_panel(training: TrainingPlan) -> TrainPanel:
         resumable=training.training_run().resumable(),
         finished=training.finished,
         plan=settings.planned,
-        players=SamplePlayers(folder / SPOKEN, sentence),
+        players=partial(sample_players, folder / SPOKEN, sentence),
         profile=partial(read_run_file, folder / PROFILES / STATUS),
         health=lambda rows: short_lines(training.log_checks(rows)),
         failure=training.failure,
@@ -82,37 +70,23 @@ def show_panel(training: TrainingPlan) -> TrainPanel:
     return panel
 
 
-def certificate(run: ActiveRun) -> str:
-    """What `verify` has shown of this run, in a sentence."""
-    verified = run.report().get("verify")
-    if not verified:
-        return "Not verified yet."
-    if verified["failed"]:
-        failed = join_names(verified["failed"])
-        return f"Verified: {failed} failed. Do not trust this training (docs/verify.md)."
-    judged = [row for row in verified["checks"] if row["passed"] is not None]
-    return f"Verified: {len(judged)} of {len(judged)} proofs hold."
-
-
 class PanelSettings:
     """What a panel offers for `training`; `values` are its switches and fields by name."""
 
     def __init__(self, training: TrainingPlan):
         self.training = training
-        self.certificate = certificate(training.active)
 
     def fields(self) -> list[Field]:
+        """The fields; the arrow beside one goes back to what it is now."""
         values = self._field_values()
-        gpus = gpus_offered(self.training.active)
-        if gpus:
-            values[GPUS] = gpus
-        presets = values | {GPUS: 1} | self._unchanged()
+        if max_processes(self.training.active) > 1:
+            values[GPUS] = 1
         return [
             Field(
                 name=name,
                 label=label,
                 value=values[name],
-                preset=presets[name],
+                preset=values[name],
                 comment=comment,
                 more=name in MORE_FIELDS,
             )
@@ -120,17 +94,10 @@ class PanelSettings:
             if name in values
         ]
 
-    def _unchanged(self) -> dict:
-        """What the fields were that a panel has changed."""
-        return parse_object(read_run_file(self.training.active.path(UNCHANGED)) or "{}", UNCHANGED)
-
     def _field_values(self) -> dict:
         values = {name: getattr(self.training.data.config, name) for name in DATA_FIELDS}
         values |= {name: getattr(self.training.config, name) for name in TRAIN_FIELDS}
-        if self.training.config.optimizer != "muon":
-            del values["muon_lr"]
-        # Epochs that a preset or person asked for are in `max_steps` by now.
-        return values | {EPOCHS: 0, "recompute_every": self.training.speed.recompute_every}
+        return values | {EPOCHS: 0}  # those asked for before are in `max_steps` by now
 
     def values(self) -> dict:
         return {switch.name: switch.on for switch in self.training.offered} | self._field_values()
@@ -159,7 +126,7 @@ class PanelSettings:
         if step_s:
             steps = work.train.max_steps
             words += f" Time: {steps:,} steps of {step_s:.2g} s, about {clock(steps * step_s)}."
-        return f"{words} {self.certificate}", fits
+        return words, fits
 
     def step_seconds(self, work: Workload) -> float:
         """The estimate for a step of `work`; 0: nothing was timed."""
@@ -175,8 +142,8 @@ class PanelSettings:
             raise KitError(f"GPUs must lie in 1 to {max_gpus}, got {gpus}.", field=GPUS)
         epochs = left.pop(EPOCHS)
         batches = {name: left.pop(name) for name in DATA_FIELDS}
-        train = {name: left.pop(name) for name in TRAIN_FIELDS if name in left}
-        speed = build(SpeedConfig, left)
+        train = {name: left.pop(name) for name in TRAIN_FIELDS}
+        speed = build(SpeedConfig, vars(self.training.speed), **left)
         effective_batch = self.training.data.config.effective_batch
         if batches["effective_batch"] != effective_batch and self.training.process.log.exists():
             raise KitError(
@@ -185,46 +152,38 @@ class PanelSettings:
                 field="effective_batch",
             )
         work = self.training.workload(speed)
+        before = self.training.config
         if epochs:
             data = copy.copy(self.training.data)
             data.config = build(DataConfig, vars(data.config), **batches)
-            changed = train["max_steps"] != self.training.config.max_steps
-            asked_steps = train["max_steps"] if changed else 0
+            asked_steps = train["max_steps"] if train["max_steps"] != before.max_steps else 0
             train["max_steps"] = steps_asked(asked_steps, epochs, data.epoch_steps)
         max_steps = train["max_steps"]
         # Raises for a number of steps that cannot be, before `for_steps` computes with it.
-        build(TrainConfig, vars(self.training.config), max_steps=max_steps, num_train_epochs=0.0)
-        config = build(TrainConfig, vars(self.training.config.for_steps(max_steps)), **train)
-        before = self.training.config
+        build(TrainConfig, vars(before), max_steps=max_steps, num_train_epochs=0.0)
+        config = build(TrainConfig, vars(before.for_steps(max_steps)), **train)
         if (config.warmup_steps, max_steps) != (before.warmup_steps, before.max_steps):
             fix = f"must be below Max steps ({max_steps:,})."
             require(config.warmup_steps < max_steps, config, "warmup_steps", fix)
         data = build(DataConfig, vars(work.data), **batches)
         return dataclasses.replace(work, data=data, train=config)
 
-    def keep(self, work: Workload, values: dict) -> None:
-        """Train with the batches and settings of `work`, now and whenever the run is opened.
-
-        They are saved with the run's settings; what they were before a panel changed them, too.
-        """
-        values = values | {"max_steps": work.train.max_steps, EPOCHS: 0}
-        now = self._field_values()
-        before = self._unchanged()
-        unchanged = {n: v for n, v in (now | before).items() if v != values.get(n, v)}
-        if unchanged != before:
-            write_atomic(self.training.active.path(UNCHANGED), json.dumps(unchanged))
+    def keep(self, work: Workload) -> None:
+        """Train with the batches and settings of `work`, now and whenever the run is opened."""
+        training = self.training
         changes = {}
-        if work.train != self.training.config:
-            own = vars(build(TrainConfig, section_for_run(self.training.active, "train")))
+        if work.train != training.config:
+            own = vars(build(TrainConfig, section_for_run(training.active, "train")))
             changes["train"] = {n: v for n, v in vars(work.train).items() if v != own[n]}
-        data = {name: values[name] for name in DATA_FIELDS}
+        data = {name: getattr(work.data, name) for name in DATA_FIELDS}
+        now = vars(training.data.config)
         changed = {name: value for name, value in data.items() if value != now[name]}
         if changed:
             changes["data"] = changed
         if changes:
-            self.training.active = self.training.active.save_settings(changes)
-        self.training.config = work.train
-        self.training.data.config = dataclasses.replace(self.training.data.config, **data)
+            training.active = training.active.save_settings(changes)
+        training.config = work.train
+        training.data.config = dataclasses.replace(training.data.config, **data)
 
     def start(self, values: dict) -> None:
         """Start the training in a process of its own, or one a GPU, with a panel's `values`.
@@ -243,19 +202,16 @@ class PanelSettings:
         if self.training.verdict.tried:
             note = in_process(check_changes, self.training.workload(), self.training.verdict, work)
             plan["notes"] = [note] if note else []
-            plan["longest_step_bytes"] = verdict_figures(self.training.verdict)
         if self.step_seconds(work) and not self.training.rows_before:
             run.record(train={"estimated_step_s": self.step_seconds(work)})
-        self.keep(work, values)
-        gpus = int(values.get(GPUS, 1))
-        write_atomic(run.path(GPUS), str(gpus))
+        self.keep(work)
         # What leads a new process to this kit and to the run.
         environment = dict(os.environ, KIT_RUNS=str(run.folder.parent.resolve()))
         environment.pop("KIT_PRESET", None)  # the run has its own
         paths = (str(ROOT), environment.get("PYTHONPATH", ""))
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         arguments = ["train", "--run", run.name, "--plan", json.dumps(plan)]
-        self.training.process.start(arguments, environment, gpus)
+        self.training.process.start(arguments, environment, int(values.get(GPUS, 1)))
 
 
 def max_processes(run: ActiveRun) -> int:
@@ -266,34 +222,16 @@ def max_processes(run: ActiveRun) -> int:
     return max(1, torch.cuda.device_count()) if run.hw.device == "cuda" else 1
 
 
-def gpus_offered(run: ActiveRun) -> int:
-    """The number of GPUs that a panel offers: as many as last time; 0 where there is only one."""
-    limit = max_processes(run)
-    before = read_run_file(run.path(GPUS))
-    number = int(before) if before.isdecimal() else 1
-    return min(limit, max(1, number)) if limit > 1 else 0
+def sample_players(folder: Path, sentence: str) -> str:
+    """HTML players of a SampleLog's files, under their sentence; "" before the first."""
+    try:
+        files = [(path, path.stat().st_mtime_ns) for path in sorted(folder.glob("step-*.wav"))]
+        return _players(folder, sentence, tuple(files))
+    except FileNotFoundError:
+        return ""  # a training that starts again deletes the old files; the next call finds the new
 
 
-@dataclasses.dataclass
-class SamplePlayers:
-    """HTML players of a SampleLog's files, under their sentence; "" before the first.
-
-    Files are read again only when they change: a panel asks twice a second.
-    """
-
-    folder: Path
-    sentence: str
-    seen: list = dataclasses.field(default_factory=list)
-    html: str = ""
-
-    def __call__(self) -> str:
-        try:
-            files = [(p, p.stat().st_mtime_ns) for p in sorted(self.folder.glob("step-*.wav"))]
-            if files != self.seen:
-                players = "".join(sound_html(sound) for sound in spoken_samples(self.folder))
-                sentence = html.escape(self.sentence)
-                self.html = f"<p>{sentence}</p>{players}" if players else ""
-                self.seen = files
-        except FileNotFoundError:
-            pass  # a training that starts again deletes the old files; the next call finds the new
-        return self.html
+@lru_cache(maxsize=1)  # a panel asks twice a second: files are read again only when they change
+def _players(folder: Path, sentence: str, files: tuple) -> str:
+    players = "".join(sound_html(sound) for sound in spoken_samples(folder))
+    return f"<p>{html.escape(sentence)}</p>{players}" if files else ""

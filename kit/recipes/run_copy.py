@@ -1,4 +1,4 @@
-"""A run's copy on another disk, and a run as one file for another machine.
+"""A run's copy on another disk.
 
 KIT_MIRROR names the folder of the copies, on Google Drive or a share, from which a fresh machine
 resumes; without it none are made. A run's folder and the code cache beside it stay on the local
@@ -18,12 +18,10 @@ from kit.audio.spectrogram import front_end_config
 from kit.base import run as runs
 from kit.base.config import build
 from kit.base.errors import DatasetError, KitError
-from kit.base.files import atomic_path, digest, disk_errors, remove_litter, require_disk
-from kit.base.mirror import WAIT_S, Mirror, stamps
+from kit.base.files import atomic_path, digest, disk_errors, remove_litter
+from kit.base.mirror import WAIT_S, Mirror
 from kit.base.run import Run
 from kit.dataset.manifest import Utterance, read_manifest, write_manifest
-from kit.notebook.progress import Ticker
-from kit.notebook.result import Result
 from kit.settings import DataConfig
 
 COPY_EVERY_S = 10.0
@@ -110,6 +108,8 @@ class RunCopy:
     def stop(self) -> None:
         """Copy for the last time, and end."""
         self.over.set()
+        with suppress(OSError):  # all else is copied nevertheless
+            pack_clips(self.run.folder)
         self.flush()
 
 
@@ -178,31 +178,3 @@ def unpack_clips(folder: Path) -> None:
 
 def _clip_name(row: Utterance) -> str:
     return digest(row.id, row.split) + Path(row.audio).suffix
-
-
-def pack(
-    run: Run,
-    to: Path | None = None,  # the file (NAME.tar)
-) -> Result:
-    """Write `run` to one file, with its codes and its held-out recordings, for another machine.
-
-    The recordings that it was trained on stay here: only preparing them again needs them.
-    """
-    pack_clips(run.folder)
-    codes, belongs = run.folder.parent / "codes", code_files(run)
-    files = {f"{run.name}/{name}": run.folder / name for name in stamps(run.folder, NOT_COPIED)}
-    shards = {f"codes/{path.name}": path for path in codes.glob("*") if belongs(path.name)}
-    files |= shards
-    path = to or Path(f"{run.name}.tar")
-    total_bytes = sum(file.stat().st_size for file in files.values())
-    require_disk(path.parent, total_bytes)
-    tick, done_bytes = Ticker("bytes packed"), 0
-    with atomic_path(path) as part, tarfile.open(part, "w") as archive:
-        for name, file in sorted(files.items()):
-            archive.add(file, arcname=name)
-            done_bytes += file.stat().st_size
-            tick(done_bytes, total_bytes)
-    line = f"{path}: {total_bytes / 1e6:,.0f} MB. On another machine: tar -xf {path.name} -C runs"
-    if not shards:
-        line += "\nIts codes are not here, so it can speak there, but neither train nor evaluate."
-    return Result(line=line)

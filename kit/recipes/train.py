@@ -19,14 +19,11 @@ from kit.base.errors import KitError
 from kit.base.formatting import clock, text_grid
 from kit.base.run import read_run_file, require_run
 from kit.batches.code_stream import prefetched, validation_batches
-from kit.model import text_attention
 from kit.model.gpt import SpeechGPT
+from kit.model.text_attention import find_alignment_head
 from kit.model.weights import WEIGHTS, load_model
-from kit.notebook.plots import heatmaps
 from kit.notebook.progress import Lines, Pace, newest, progress_texts
 from kit.notebook.result import Result
-from kit.notebook.training_curves import column, run_curves, smooth, thin
-from kit.recipes.after_training import learn_reader, learn_sound
 from kit.recipes.open_run import ActiveRun, sampling_of
 from kit.recipes.run_parts import first_model
 from kit.recipes.training_listeners import (
@@ -36,21 +33,18 @@ from kit.recipes.training_listeners import (
     AttentionLog,
     SampleLog,
     load_attention_maps,
-    monitor_fields,
     spoken_samples,
 )
-from kit.recipes.training_plan import TrainingPlan, verdict_figures
+from kit.recipes.training_plan import TrainingPlan
 from kit.settings import EvaluateConfig
 from kit.training import logs, process
-from kit.training import run as training_runs
 from kit.training.ranks import Ranks, broadcast_order
-from kit.training.run import validation_loss
+from kit.training.run import TrainingRun, finished_steps, validation_loss
 from kit.training.switches import wants_few_shapes
 from kit.training.trainer import Trainer
-from kit.tuning import checks, estimate
+from kit.tuning import checks
 from kit.tuning.memory_plan import count_parameters, trainable_of
 from kit.tuning.monitor import STATUS, Monitor, StepProfiler
-from kit.tuning.preflight import limit_memory
 
 BOARD_PROJECT = "voicekit"  # in W&B and trackio
 POLL_S = 0.5  # between two looks whether a profile is there
@@ -62,16 +56,16 @@ class Training(TrainingPlan):
     """One run's training: its plan, the run itself, and what came of it."""
 
     shown = None  # the TrainPanel, once there is one
-    job: training_runs.TrainingRun | None = None  # in the process that trains
+    job: TrainingRun | None = None  # in the process that trains
 
     @property
     def finished(self) -> bool:
-        return training_runs.finished_steps(self.active.folder) >= self.config.max_steps
+        return finished_steps(self.active.folder) >= self.config.max_steps
 
-    def training_run(self, validation: list = (), **more) -> training_runs.TrainingRun:
+    def training_run(self, validation: list = (), **more) -> TrainingRun:
         """The training itself, to be run in this process."""
         run = self.active
-        return training_runs.TrainingRun(
+        return TrainingRun(
             model=self.model,
             config=self.config,
             speed=self.speed,
@@ -88,16 +82,17 @@ class Training(TrainingPlan):
         )
 
     def batches(self, position: dict | None = None):
-        """Endless training batches from `position` on (None: the beginning)."""
-        stream = self.data.stream("train", position, few_shapes=self.pads())
-        return prefetched(stream, self.data.config)
+        """Endless training batches from `position` on (None: the beginning).
 
-    def pads(self) -> bool:
-        """Whether the trainer, once it is there, pads its rows to fixed lengths."""
-        trainer = self.job.trainer if self.job else None
-        return trainer is not None and wants_few_shapes(
-            self.active.hw.device, trainer.applied.precision, trainer.applied.names
-        )
+        Once there is a trainer, rows are padded to fixed lengths if it asks for that.
+        """
+        few_shapes = False
+        if self.job and self.job.trainer:
+            applied = self.job.trainer.applied
+            device = self.active.hw.device
+            few_shapes = wants_few_shapes(device, applied.precision, applied.names)
+        stream = self.data.stream("train", position, few_shapes=few_shapes)
+        return prefetched(stream, self.data.config)
 
     def panel(self) -> None:
         """Show settings, Start, Stop and Profile; an unfinished run resumes.
@@ -130,7 +125,7 @@ class Training(TrainingPlan):
         estimated_step_s = self.active.figure("train", "estimated_step_s")
         if estimated_step_s:
             took += f" (estimated: {clock(len(rows) * estimated_step_s)})"
-        line = f"Trained to {where} in {took}.{self.steps_kept()} {failure}".strip()
+        line = f"Trained to {where} in {took}. {failure}".strip()
         return Result(line=line, grid=checks.table(self.log_checks(rows)), failed=bool(failure))
 
     def rows(self) -> list[dict]:
@@ -145,6 +140,8 @@ class Training(TrainingPlan):
 
         Ctrl-C stops with a checkpoint, and is raised again once the run is recorded.
         """
+        from kit.tuning.preflight import limit_memory
+
         run = self.active
         if self.panel_plan is None:  # started by hand: a request of an earlier run does not count
             process.clear_requests(run.folder)
@@ -186,7 +183,10 @@ class Training(TrainingPlan):
                 steps_here += 1
                 if steps_here == TIMED_STEPS:
                     self.job.trainer.notes += self.new_estimate()
-        self.record(monitor)
+        figures = {"ran": self.job.trainer.applied.table()}
+        if monitor.samples:
+            figures["monitor"] = monitor.summary()
+        run.record(train=figures)
         print(text_grid(checks.table(self.log_checks(logs.read_log(self.process.log)))))
         if signals:
             print(self.reached())
@@ -195,11 +195,13 @@ class Training(TrainingPlan):
 
     def new_estimate(self) -> list[str]:
         """A note if the steps so far take another time than was estimated."""
+        from kit.tuning.estimate import estimate_again
+
         estimated_step_s = self.active.figure("train", "estimated_step_s")
         if not estimated_step_s:
             return []
         rows = logs.read_log(self.process.log)[-TIMED_STEPS:]
-        note = estimate.estimate_again(rows, self.config, estimated_step_s)
+        note = estimate_again(rows, self.config, estimated_step_s)
         return [note] if note else []
 
     def listeners(self) -> tuple[Callable, ...]:
@@ -231,20 +233,6 @@ class Training(TrainingPlan):
                 listeners.append(board)
         return tuple(listeners)
 
-    def record(self, monitor: Monitor) -> None:
-        """Record the figures that only the process which trained knows."""
-        longest = (self.panel_plan or {}).get("longest_step_bytes")
-        if Training.fits in self.results:
-            longest = verdict_figures(self.verdict)
-        padded = self.data.padded(few_shapes=True).grid_lengths if self.pads() else None
-        figures = {
-            "ran": self.job.trainer.applied.table(),
-            "padded_to": padded,
-            "longest_step_bytes": longest,
-            "monitor": monitor.summary() if monitor.samples else None,
-        }
-        self.active.record(train={name: value for name, value in figures.items() if value})
-
     def run(self) -> Iterator[Result]:
         """All of it without a notebook, one result after the other; Ctrl-C leaves a checkpoint.
 
@@ -265,6 +253,8 @@ class Training(TrainingPlan):
             yield self.reader()
 
     def curves(self) -> Result:
+        from kit.notebook.training_curves import run_curves
+
         rows = self.rows()
         return Result(line=f"{len(rows):,} steps", pictures=(run_curves(rows),))
 
@@ -278,6 +268,8 @@ class Training(TrainingPlan):
 
     def attention(self) -> Result:
         """Up to four of the maps that were kept, from the first step to the last."""
+        from kit.notebook.plots import heatmaps
+
         maps = load_attention_maps(self.active.folder / ATTENTION)
         if not maps:
             return Result(line="No attention was kept.")
@@ -319,8 +311,7 @@ class Training(TrainingPlan):
         """Record the figures of the run; save a reference clip of each speaker with the model."""
         head = None  # of the finished model, the one that follows the text, if one does
         if self.finished:
-            rows = self.data.middle_rows(ALIGNED_ROWS)
-            head = text_attention.find_alignment_head(self.trained(), rows)
+            head = find_alignment_head(self.trained(), self.data.middle_rows(ALIGNED_ROWS))
         self.data.save_references(head)
         rows = self.rows()
         figures = logs.summary(rows)
@@ -361,12 +352,16 @@ class Training(TrainingPlan):
 
     def sound(self) -> Result:
         """Teach the codec's decoder what the trained model knows at each code: a clearer sound."""
+        from kit.recipes.after_training import learn_sound
+
         if not self.finished:
             return Result(line="Training has not ended: until then sound is made of codes alone.")
         return learn_sound(self.data)
 
     def reader(self) -> Result:
         """Train a code reader: the voice keeps those of its candidates that say the text."""
+        from kit.recipes.after_training import learn_reader
+
         return learn_reader(self.data)
 
 
@@ -387,6 +382,18 @@ class TrainAlong:
             pass
 
 
+def monitor_fields(monitor: Monitor) -> dict:
+    """What `monitor` measured last, as fields of a StepEvent."""
+    if not monitor.samples:
+        return {}
+    sample = monitor.samples[-1]
+    return {
+        "device_bytes": sample.memory_bytes,
+        "load": sample.load,
+        "ram_bytes": sample.ram_bytes,
+    }
+
+
 def profile(run: str) -> Result:
     """Profile ten steps of the training of the run of this name, which another process runs.
 
@@ -396,7 +403,6 @@ def profile(run: str) -> Result:
     training = process.TrainingProcess(folder)
     status = folder / PROFILES / STATUS
     status.unlink(missing_ok=True)
-    command = f"python -m kit train --run {shlex.quote(folder.name)}"
     if training.running:
         training.request(process.PROFILE)
     while training.running:
@@ -406,12 +412,15 @@ def profile(run: str) -> Result:
         time.sleep(POLL_S)
     raise KitError(
         f"No training of `{folder.name}` runs on this machine, or it ended before ten steps were "
-        f"profiled. Start it ({command}), and give this command beside it."
+        f"profiled. Start it (python -m kit train --run {shlex.quote(folder.name)}), and give this "
+        "command beside it."
     )
 
 
 def loss_lines(rows: list[dict]) -> dict[str, tuple[list, list]]:
     """(steps, losses) by the name of each line: training, smoothed, and held out."""
+    from kit.notebook.training_curves import column, smooth, thin
+
     if not rows:
         return {}
     few = thin(rows)

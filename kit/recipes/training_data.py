@@ -18,8 +18,6 @@ from kit.batches.code_cache import CodeCache, longest_text, slowest_pace, speake
 from kit.batches.code_stream import CodeStream
 from kit.batches.word_spans import LEAST_S, WORDS, WordSpans
 from kit.dataset.manifest import Utterance, read_manifest
-from kit.inference import voice_files
-from kit.inference.voice import Habits, Voice
 from kit.model.sequence import Batch, collate, pack
 from kit.model.text_attention import AlignmentHead
 from kit.recipes.open_run import ActiveRun, section_for_run
@@ -138,15 +136,20 @@ class TrainingData:
         return self.stream().batches_an_epoch
 
     @property
-    def habits(self) -> Habits:
+    def habits(self):
+        """The Habits of the voice."""
+        from kit.inference.voice import Habits  # what speaks is loaded where it is needed
+
         return Habits(
             longest_text=longest_text(self.cache),
             pace=slowest_pace(self.cache),
             respell=section_for_run(self.run, "text").get("respell", True),
         )
 
-    def voice(self) -> Voice:
-        """A voice that waits for its model; speakers of held-out recordings alone speak, too."""
+    def voice(self):
+        """A Voice that waits for its model; speakers of held-out recordings alone speak, too."""
+        from kit.inference.voice import Voice
+
         return Voice(
             model=None,
             codec=self.codec,
@@ -187,9 +190,11 @@ class TrainingData:
 
     def save_references(self, head: AlignmentHead | None = None) -> None:
         """Save what goes with the voice: reference clips, habits, the `head` that follows text."""
+        from kit.inference.voice_files import save_references
+
         references = speaker_references(self.cache)
         vectors = self.speaker_vectors
-        voice_files.save_references(
+        save_references(
             references,
             self.run.path("references.safetensors"),
             self.habits.with_alignment_head(head),

@@ -3,6 +3,7 @@
 import dataclasses
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import soundfile
@@ -12,7 +13,6 @@ from torch import Tensor
 from kit.base.files import write_atomic
 from kit.base.hardware import autocast, on_device
 from kit.dataset.manifest import Utterance
-from kit.inference.voice import Voice
 from kit.model import text_attention
 from kit.model.gpt import SpeechGPT
 from kit.model.lora import merged
@@ -22,7 +22,6 @@ from kit.settings import GenerateConfig
 from kit.training import checkpoint, logs
 from kit.training.config import StepEvent
 from kit.training.run import TrainingRun
-from kit.tuning.monitor import Monitor
 
 # Folders in that of a run.
 ATTENTION = "attention"
@@ -75,7 +74,7 @@ class SampleLog:
     """
 
     job: TrainingRun
-    voice: Voice
+    voice: Any  # a Voice: what speaks is loaded where it is needed
     row: Utterance
     config: GenerateConfig
     folder: Path
@@ -104,13 +103,16 @@ class SampleLog:
         rate_hz = voice.codec.sample_rate
         sound = Sound(caption="", wave=speech.wave.numpy(), sample_rate_hz=rate_hz)
         write_atomic(self.folder / f"step-{step:07}.wav", sound.wav_bytes())
-        mel = voice.front_end.clip_mel(speech.wave, rate_hz)
+        mel = voice.front_end.clip_mel(speech.wave, rate_hz)  # (M, T)
+        # As a picture, 0 to 255, the low bands below.
+        share = (mel - mel.min()) / (mel.max() - mel.min()).clamp(min=1e-6)
+        picture = (255 * share.flip(0)).byte()[..., None].expand(-1, -1, 3)
         self.newest = logs.SpokenSample(
             step=step,
             text=self.row.text,
             wave=sound.wave,
             sample_rate_hz=rate_hz,
-            spectrogram=grey_picture(mel),
+            spectrogram=picture.numpy(),
         )
 
 
@@ -122,20 +124,3 @@ def spoken_samples(folder: Path) -> list[Sound]:
         step = int(path.stem.removeprefix("step-"))
         sounds.append(Sound(caption=f"after step {step:,}", wave=wave, sample_rate_hz=rate))
     return sounds
-
-
-def grey_picture(mel: Tensor) -> np.ndarray:
-    """A log-mel spectrogram (M, T) as a picture (M, T, RGB), 0 to 255, the low bands below."""
-    share = (mel - mel.min()) / (mel.max() - mel.min()).clamp(min=1e-6)
-    return (255 * share.flip(0)).byte()[..., None].expand(-1, -1, 3).numpy()
-
-
-def monitor_fields(monitor: Monitor) -> dict:
-    if not monitor.samples:
-        return {}
-    newest = monitor.samples[-1]
-    return {
-        "device_bytes": newest.memory_bytes,
-        "load": newest.load,
-        "ram_bytes": newest.ram_bytes,
-    }

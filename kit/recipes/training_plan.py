@@ -5,15 +5,12 @@ import functools
 import math
 from collections.abc import Callable
 
-from kit.audio.recognizer import load_recognizer
 from kit.base.config import build, merge
 from kit.base.errors import KitError
-from kit.base.formatting import format_gib, format_memory
+from kit.base.formatting import format_memory
 from kit.base.processes import run_in_process
 from kit.base.run import load_use
 from kit.batches.code_stream import validation_batches
-from kit.inference.evaluate import gate_evaluator
-from kit.notebook.plots import memory_bars
 from kit.notebook.result import Result
 from kit.recipes import open_run, run_parts
 from kit.recipes.open_run import ActiveRun, section_for_run
@@ -23,8 +20,7 @@ from kit.training.config import Finetuning
 from kit.training.logs import read_log
 from kit.training.process import TrainingProcess
 from kit.training.switches import LABELS, load_choice, switches, wants_few_shapes
-from kit.tuning import estimate, preflight
-from kit.tuning.cards import step_flop
+from kit.tuning import estimate
 from kit.tuning.checks import recognizer_warning
 from kit.tuning.memory_plan import (
     Workload,
@@ -122,8 +118,6 @@ class TrainingPlan:
         data = self.data
         config = self.config
         parameters = f"{count_parameters(self.model):,}"
-        validation = f"every {self.interval(config.eval_steps)}"
-        checkpoint = f"every {self.interval(config.save_steps)}"
         guide = "none"
         if config.guided_attention_weight:
             guide = f"weight {config.guided_attention_weight:g} at first, gone after "
@@ -133,8 +127,8 @@ class TrainingPlan:
             "layers": self.model.layers,
             "width": self.model.width,
             "effective batch": data.config.effective_batch,
-            "validation": validation,
-            "checkpoint": checkpoint,
+            "validation": f"every {config.eval_steps:,} steps",
+            "checkpoint": f"every {config.save_steps:,} steps",
             "learning rate": f"{config.lr:g} after {config.warmup_steps:,} steps of warm-up, "
             f"schedule {config.schedule}",
             "guided attention": guide,
@@ -144,28 +138,22 @@ class TrainingPlan:
         hours = data.cache.total("codes", "train") / data.codec.frame_rate / 3600
         length = estimate.describe_epochs(config, data.epoch_steps, hours)
         lines = [
-            f"A model of {parameters} parameters. {length}.{self.steps_kept()}",
-            f"Validation {validation}, a checkpoint {checkpoint}.",
+            f"A model of {parameters} parameters. {length}.",
+            self.steps_kept(),
             run_parts.describe_base_voice(self.active, data.tokenizer),
             describe_finetuning(self.model, self.finetuning),
         ]
         return Result(line="\n".join(filter(None, lines)), figures=figures)
 
-    def interval(self, steps: int) -> str:
-        return f"{steps:,} steps ({steps / self.data.epoch_steps:.2g} epochs)"
-
     def steps_kept(self) -> str:
-        """Where the setting `train.max_steps` differs from the number the run began with, say so.
-
-        A run keeps its number, so that its schedule does not jump; only MAX_STEPS changes it.
-        """
+        """That a run keeps its number of steps, so that its schedule does not jump, if it does."""
         steps = self.config.max_steps
         setting = self.active.settings.get("train", {}).get("max_steps", steps)
         if not self.previous_steps or self.asked_steps or setting == steps:
             return ""
         return (
-            f" This run was started with {steps:,} steps and keeps them, whatever "
-            f"`train.max_steps` says ({setting:,}): set MAX_STEPS, or give --max-steps."
+            f"This run began with {steps:,} steps and keeps them, whatever `train.max_steps` says: "
+            "set MAX_STEPS, or give --max-steps."
         )
 
     @once
@@ -175,6 +163,9 @@ class TrainingPlan:
         Where it does not fit, passes get fewer rows or layers are recomputed, unless a person has
         set that; the effective batch and the gradients stay. Tried in a process of its own.
         """
+        from kit.notebook.plots import memory_bars
+        from kit.tuning import preflight
+
         work = self.workload()
         if self.process.running:
             self.verdict = preflight.Verdict(
@@ -189,7 +180,10 @@ class TrainingPlan:
         verdict = in_process(preflight.preflight, work)
         line = str(verdict)
         if not verdict.fits:
-            fitting, verdict = in_process(preflight.make_fit, work, self.kept_switches)
+            # The switches that a person or a use has set, and the precision.
+            by_use = load_use(self.active.use).get("speed", {})
+            kept = (*by_use, *self.active.settings.get("speed", {}), "mixed_precision")
+            fitting, verdict = in_process(preflight.make_fit, work, kept)
             changes = ", ".join(preflight.changed_settings(work, fitting))
             work = fitting
             self.set_speed(work.speed)
@@ -197,7 +191,6 @@ class TrainingPlan:
             self.data.config = dataclasses.replace(self.data.config, micro_batch=rows)
             line += f"\nChanged: {changes}. {verdict} {work.data.grad_accum} of them make a step."
         self.verdict = verdict
-        line += self.other_method(work)
         draw = functools.partial(
             memory_bars,
             *plan_memory(work),
@@ -207,34 +200,6 @@ class TrainingPlan:
             title=work.hw.name,
         )
         return Result(line=line, pictures=(draw,))
-
-    def other_method(self, work: Workload) -> str:
-        """What the other method of fine-tuning would take; "" from scratch, and once trained."""
-        if work.finetuning.base is None or self.rows_before:
-            return ""
-        method, line = "lora", "Adapters"
-        if work.finetuning.adapters:
-            method = "full"
-            line = (
-                "With little data adapters learn as much as all weights, in less time. All weights"
-            )
-        config = dataclasses.replace(self.finetuning.config, method=method)
-        finetuning = dataclasses.replace(self.finetuning, config=config)
-        other = dataclasses.replace(self.workload(), finetuning=finetuning)
-        other = preflight.first_fitting(other, self.verdict.limit_bytes, self.kept_switches)
-        if other is None:
-            return f"\n{line} would not fit here."
-        times = step_flop(other, work.length) / step_flop(work, work.length)
-        return (
-            f'\n{line}, by {{"finetune": {{"method": "{method}"}}}} in a new run: '
-            f"{format_gib(other.planned_bytes)} planned, {times:.1f}x the computation of a step."
-        )
-
-    @property
-    def kept_switches(self) -> tuple[str, ...]:
-        """The switches that a person or a use has set, and the precision."""
-        by_use = load_use(self.active.use).get("speed", {})
-        return (*by_use, *self.active.settings.get("speed", {}), "mixed_precision")
 
     def workload(self, speed: SpeedConfig | None = None) -> Workload:
         """What a step with the switches `speed` (None: the run's) must hold in memory."""
@@ -318,16 +283,6 @@ class TrainingPlan:
             f"Switches: {source}. {when} examples are padded to {len(lengths)} lengths, "
             f"{lengths[0]} to {lengths[-1]} tokens."
         )
-        if self.model.text_dropout:
-            line += (
-                f" {self.model.text_dropout:.0%} of the examples come without their text: a voice "
-                "that learnt both can be guided by its text (`generate.guidance_scale`)."
-            )
-        if self.model.pretrained_layers:
-            line += (
-                " Layers and positions begin with those of a voice that reads "
-                "(`model.pretrained_layers`); the rest of the model is random."
-            )
         return Result(line=line, figures=figures)
 
     @once
@@ -339,17 +294,16 @@ class TrainingPlan:
         """
         run = self.active
         self.gate = self.make_gate() if self.make_gate else None
-        line = "Quality gate: off"
+        line = "Quality gate: off."
         if self.gate:
             sentences = len(self.data.held_out_sentences(GATE_SENTENCES))
             line = f"Quality gate: {sentences} sentences every {self.config.gate_every} steps."
         own_cer = run.figure("recognizer", "held_out")
-        figure = "not recorded" if own_cer is None else f"{own_cer:.1%}"
+        if own_cer is not None:
+            line += f"\nThe recogniser's own CER on recordings: {own_cer:.1%}."
         worst_cer = build(EvaluateConfig, run.section("evaluate")).worst_cer
         warning = recognizer_warning(own_cer, worst_cer)
-        warning = warning[:1].upper() + warning[1:]
-        line += f"\nThe recogniser's own CER on recordings: {figure}."
-        return Result(line=f"{line}\n{warning}" if warning else line)
+        return Result(line=f"{line}\nWarning: {warning}" if warning else line)
 
     @functools.cached_property
     def make_gate(self) -> Callable | None:
@@ -358,6 +312,9 @@ class TrainingPlan:
         sentences = self.data.held_out_sentences(GATE_SENTENCES) if self.config.gate_every else []
         if not sentences:
             return None
+        from kit.audio.recognizer import load_recognizer
+        from kit.inference.evaluate import gate_evaluator
+
         recognizer = load_recognizer(run.path("recognizer.safetensors"))
         config = open_run.sampling_of(run, best_of=1)
         return functools.partial(gate_evaluator, self.data.voice(), sentences, recognizer, config)
@@ -378,19 +335,7 @@ def steps_asked(max_steps: int, num_train_epochs: float, epoch_steps: int) -> in
 
 def in_process(function: Callable, *arguments):
     """What `function(*arguments)` returns in a process of its own; this one keeps no memory."""
-    return run_in_process(function, *arguments, preload=(__name__,))
-
-
-def verdict_figures(verdict: preflight.Verdict) -> dict:
-    """What a check of the longest step measured, for the record."""
-    figures = {
-        "planned": verdict.planned_bytes,
-        "measured": verdict.measured_bytes,
-        "limit": verdict.limit_bytes,
-    }
-    if verdict.reserved_bytes is not None:
-        figures["reserved"] = verdict.reserved_bytes
-    return figures
+    return run_in_process(function, *arguments, preload=(__name__, "kit.tuning.preflight"))
 
 
 def measured_effects(run: ActiveRun) -> dict[str, str]:

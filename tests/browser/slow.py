@@ -32,8 +32,8 @@ SWITCHES = [
     switches.Switch(name=name, label=switches.LABELS[name], on=on, available=ok, reason=why)
     for name, (on, ok, why) in REASONS.items()
 ]
-PRESET = {"effective_batch": 32, "micro_batch": 16, "lr": 0.002, "max_steps": 4000, "muon_lr": 0.02}
-PRESET |= {"warmup_steps": 50, "ema_decay": 0.999, "eval_steps": 100, "recompute_every": 1}
+PRESET = {"effective_batch": 32, "micro_batch": 16, "lr": 0.002, "max_steps": 4000}
+PRESET |= {"warmup_steps": 50, "ema_decay": 0.999, "eval_steps": 100}
 PRESET |= {EPOCHS: 0, GPUS: 1, "workers": 0, "prefetch_factor": 4}
 FIELDS = []
 for name, (label, comment) in LABELLED.items():

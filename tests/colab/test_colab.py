@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from helpers import dataset, few_words
 from hub import hub_with_a_release
-from machine import CellError, Killed, Machine, environment, report, snapshot
+from machine import Killed, Machine, report, snapshot
 
 RUN = "my-voice"
 RUNS = "voicekit/runs"
@@ -39,18 +39,6 @@ def drive(tmp_path_factory) -> Path:
 def kept(drive: Path, *parts: str) -> list[Path]:
     *folders, pattern = parts
     return sorted(drive.joinpath(RUNS, RUN, *folders).glob(pattern))
-
-
-def test_it_is_colabs_own_packages_that_run(colab, tmp_path):
-    with colab(tmp_path) as machine:
-        machine.execute(
-            "import IPython, ipykernel, ipywidgets, sys\n"
-            "print(IPython.__version__, ipykernel.__version__, ipywidgets.__version__)\n"
-            "print('google.colab' in sys.modules)",
-            allow_stdin=True,
-        )
-        assert machine.output == "7.34.0 6.17.1 7.7.1\nTrue\n"
-    assert environment().is_file()
 
 
 # The whole pipeline, on a slow Drive, each notebook on a machine of its own, in this order.
@@ -160,7 +148,7 @@ def test_your_voice_from_thirty_recordings_on_two_machines_to_a_typed_sentence(c
     with colab(tmp_path, "slow") as machine:
         output = machine.run_all("your_voice", press="Download", **given)
         assert output.count("Mounted at") == 1, "Drive needs one permission"
-        assert "in 30 clips" in output and "from scratch, as before" in output
+        assert "in 30 utterances" in output and "from scratch, as before" in output
         log = machine.place / "content" / "voicekit" / "runs" / "almaz" / "train.jsonl"
         assert "resumed from step" in log.read_text(encoding="utf-8")
         machine.execute(f"print(speaking.say({texts[0]!r}).line)", allow_stdin=True)
@@ -186,27 +174,9 @@ def test_a_drive_that_fails_now_and_then_loses_nothing(colab, tmp_path):
     assert record["train"]["steps"] == 12 and "cer" in record["eval"]
 
 
-def test_a_full_drive_stops_no_work_and_says_what_to_do(colab, tmp_path):
-    with colab(tmp_path, "full", COLAB_DRIVE_BYTES="100000") as machine:
-        output = machine.run_all("01_data_prep", allow_stdin=False, RUN=RUN)
-        assert output.count("nothing new is kept") == 2, "once for the run, once for the codes"
-        assert "No space left on device. Make room there, and empty its bin." in output
-        assert (machine.place / "content/voicekit/runs" / RUN / "report.json").is_file()
-
-
 def test_a_refused_drive_is_reported_and_the_work_continues(colab, tmp_path):
     with colab(tmp_path, "refused") as machine:
         output = machine.run_all("00_setup", allow_stdin=False, RUN=RUN)
         assert "Google Drive is not there (ValueError: mount failed)" in output
         assert (machine.place / "content/voicekit/runs" / RUN / "report.json").is_file()
     assert not list(tmp_path.iterdir())
-
-
-def test_another_run_of_the_same_name_is_not_mixed_in(colab, tmp_path):
-    with colab(tmp_path) as machine:
-        machine.run_all("00_setup", allow_stdin=False, RUN=RUN)
-    with colab(tmp_path, "refused") as machine:
-        machine.run_all("00_setup", allow_stdin=False, RUN=RUN)
-        machine.execute("from google.colab import drive; drive.MOOD = ''", allow_stdin=False)
-        with pytest.raises(CellError, match="two different runs of one name"):
-            machine.execute(f"start({RUN!r})", allow_stdin=False)

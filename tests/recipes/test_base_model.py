@@ -127,9 +127,7 @@ def test_a_codec_of_its_own_is_reported_and_a_half_copied_voice_copied_again(exp
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("gone", r"there is no voice \(no such folder\)\. Name the folder"),
-        ("other", r"there is no voice \(notes\.txt\)\. Name the folder"),
-        ("trained", r"copy best_model\.pth as model\.pth into a folder with config\.json"),
+        ("gone", r"there is no voice\. Name the folder"),
         ("hf://XTTS-v2", "is not a repository of the hub: write hf://OWNER/NAME@REVISION"),
         ("hf://some/../one", "is not a repository of the hub"),
         ("hf://some/one", "lacks a revision, and the files of a repository may change"),
@@ -137,10 +135,6 @@ def test_a_codec_of_its_own_is_reported_and_a_half_copied_voice_copied_again(exp
     ],
 )
 def test_where_there_is_no_voice_the_message_says_why(tmp_path, monkeypatch, name, why):
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "notes.txt").touch()
-    (tmp_path / "trained").mkdir()
-    (tmp_path / "trained" / "best_model.pth").touch()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(KitError, match=why):
         start_from_base(start("no voice"), name, "CPML")
@@ -193,8 +187,6 @@ def test_what_a_release_needs_is_named(tmp_path):
             start_from_base(start("theirs"), str(name), "CPML")
     with pytest.raises(KitError, match="is not the GPT of an IndexTTS2"):
         start_from_base(start("theirs"), str(tmp_path), "bilibili")
-    with pytest.raises(KitError, match=r"version 2\.5"):
-        start_from_base(start("theirs"), hub.replace("-2@", "-2.5@"), "bilibili")
 
 
 @pytest.mark.skipif(find_spec("indextts") is not None, reason="its package is installed")
@@ -218,12 +210,12 @@ def test_it_stays_with_the_run_learns_the_letters_and_is_trained(release):
     learned = [row.text for row in manifest() if row.split == "train"]
     assert not grown.uncovered("".join(learned))
     ids = json.loads((release / "vocab.json").read_text(encoding="utf-8"))["model"]["vocab"]
-    assert {piece: grown.vocabulary.ids[piece] for piece in ids} == ids
+    assert {piece: grown.ids[piece] for piece in ids} == ids
 
     training = Training(start("from a release"))
     model = first_model(run, training.model, tokenizer=grown)
     base = random_model()
-    tag = model.text_embedding.weight[grown.vocabulary.ids["[am]"]]
+    tag = model.text_embedding.weight[grown.ids["[am]"]]
     assert torch.equal(tag, base.text_embedding.weight[ids["[en]"]])
     list(unchecked(training).run())
     assert run.report()["train"]["steps"] == 3
@@ -298,8 +290,6 @@ def test_plan_record_and_benchmark_are_of_what_trains(adapted):
     noted = train["finetune"]
     assert noted.items() >= {"method": "lora", "rank": 4, "tables": "new"}.items()
     assert 0 < noted["trained_parameters"] < noted["parameters"] / 2
-    step_bytes = train["longest_step_bytes"]
-    assert step_bytes["measured"] == pytest.approx(step_bytes["planned"], rel=0.2)
     assert train["ran"]["EMA of the weights"].startswith("on")
     task = Benchmark(start("adapters")).task
     assert task.finetuning.adapters

@@ -56,7 +56,7 @@ def test_what_was_recorded_is_there_on_the_next_machine(machine, tmp_path):
     run.set_permanent("data", "the built-in corpus")
     run.path("tokenizer.model").write_text("pieces")
     run.record(data={"hours": 2.5})
-    assert str(tmp_path / "drive" / "my-voice") in run._repr_html_()
+    assert run.copy.folder == tmp_path / "drive" / "my-voice"
     again = machine("b")
     assert again.folder == tmp_path / "b" / "my-voice"
     assert again.report()["data"] == {"hours": 2.5}
@@ -98,7 +98,7 @@ def test_without_kit_mirror_nothing_is_kept(machine, monkeypatch, tmp_path):
     monkeypatch.delenv("KIT_MIRROR")
     run = start("alone")
     run.record(data={"hours": 1.0})
-    assert run.copy is None and "kept in" not in run._repr_html_()
+    assert run.copy is None
     assert not (run.folder / ".mirrored.json").exists() and not stamps(tmp_path / "drive")
     for wrong, fact in (("not-there", "Is the disk mounted"), ("a", "on another disk, or none")):
         monkeypatch.setenv("KIT_MIRROR", str(tmp_path / wrong))
@@ -136,25 +136,6 @@ def test_checkpoints_and_codes_are_fetched_as_far_as_this_run_needs_them(machine
     assert run.path("checkpoints", "step-0000004.safetensors").read_text() == "weights"
     belong = with_codes(machine("a"))
     assert set(stamps(machine("b").folder.parent / "codes")) == belong
-
-
-def test_a_packed_run_resumes_where_it_is_unpacked(tmp_path, monkeypatch):
-    monkeypatch.setenv("KIT_RUNS", str(tmp_path / "here"))
-    run = start("mine", "tiny")
-    belong = with_codes(run)
-    audio = run.path("corpus", "kept.wav")
-    audio.write_text("sound")
-    write_manifest([row("1", audio, "held_out")], run.folder)
-    run.path("checkpoints", "step-0000004.safetensors").write_text("weights")
-    assert "-C runs" in str(opening.pack(run, tmp_path / "mine.tar"))
-    shutil.rmtree(tmp_path / "here")
-    shutil.unpack_archive(tmp_path / "mine.tar", tmp_path / "there")
-    assert set(stamps(tmp_path / "there" / "codes")) == belong
-    monkeypatch.setenv("KIT_RUNS", str(tmp_path / "there"))
-    again = start("mine")
-    assert Path(read_manifest(again.folder)[0].audio).read_text() == "sound"
-    assert (again.folder / "checkpoints" / "step-0000004.safetensors").is_file()
-    assert again.index().is_file()
 
 
 def test_held_out_recordings_travel_with_the_run(machine, tmp_path):

@@ -18,7 +18,7 @@ from torch.distributed.run import parse_args as torchrun_options
 from kit.__main__ import parser
 from kit.base.lock import current_holder
 from kit.recipes import training_plan
-from kit.recipes.panel import gpus_offered
+from kit.recipes.panel import PanelSettings
 from kit.recipes.train import Training
 from kit.training import checkpoint
 from kit.training.logs import read_log
@@ -193,15 +193,11 @@ def test_what_several_processes_cannot_share_is_refused_and_the_readmes_command_
 
 
 def test_gpus_are_offered_and_what_trains_already_is_not_tried(tmp_path, monkeypatch):
-    run = active(tmp_path)
-    assert gpus_offered(run) == 0, "one CPU"
-    monkeypatch.setenv("KIT_RANKS", "4")
-    assert gpus_offered(run) == 1
-    (tmp_path / "gpus").write_text("3")
-    assert gpus_offered(run) == 3, "as the last time"
-    monkeypatch.setenv("KIT_RANKS", "2")
-    assert gpus_offered(run) == 2, "no more than there are"
     training = Training(active(tmp_path))
+    for processes, offered in (("", False), ("4", True)):
+        monkeypatch.setenv("KIT_RANKS", processes)
+        names = [field.name for field in PanelSettings(training).fields()]
+        assert ("gpus" in names) == offered
     monkeypatch.setattr(TrainingProcess, "running", True)
     monkeypatch.setattr(training_plan, "in_process", None)
     assert "is training at this moment" in str(training.fits())

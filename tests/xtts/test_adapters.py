@@ -63,7 +63,7 @@ def test_grown_trained_and_saved_coqui_says_the_same(release, tmp_path, way):
     assert losses[-1] < losses[0]
 
     trained = merged(state.model).eval()
-    larger = dataclasses.replace(xtts, model=trained, vocabulary=grown.vocabulary)
+    larger = dataclasses.replace(xtts, model=trained, vocabulary=grown)
     theirs = coqui_loaded(save_xtts(larger, tmp_path / "trained"))
     require_same_logits(theirs.gpt, trained)
     codes = require_same_codes(theirs.gpt, trained)
@@ -141,20 +141,3 @@ def test_adapters_are_those_of_peft(release, changes):
             module.merge()
             require_close(plain.get_submodule(name).weight, module.base_layer.weight)
     assert not any(isinstance(module, LoRALinear) for module in plain.modules())
-
-
-def test_adapters_begin_as_pefts_do(release):
-    """B at 0 and A drawn evenly from the same bounds."""
-    pytest.importorskip("peft", reason="needs peft (make test-xtts installs it)")
-    lora = LoRAConfig(rank=32)
-    theirs = with_peft(load_xtts(release).model, lora)
-    model = load_xtts(release).model
-    add_adapters(model, lora)
-    for name, wanted in adapters(theirs).items():
-        own, wanted = adapters(model)[name].detach(), wanted.detach()
-        assert own.shape == wanted.shape
-        if name.endswith("lora_B"):
-            assert not own.any() and not wanted.any()
-        else:
-            torch.testing.assert_close(own.abs().max(), wanted.abs().max(), rtol=0.01, atol=0)
-            torch.testing.assert_close(own.std(), wanted.std(), rtol=0.05, atol=0)

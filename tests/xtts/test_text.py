@@ -90,7 +90,7 @@ def test_coqui_counts_the_grown_vocabulary_alike_and_a_text_of_old_pieces_keeps_
     old, new = coqui(vocabulary), coqui(grown.path)
     assert new.get_number_tokens() == grown.vocab_size
     marks = [new.tokenizer.token_to_id(piece) for piece in ("[START]", "[STOP]")]
-    assert marks == [grown.start, grown.stop] and new.tokenizer.get_vocab() == grown.vocabulary.ids
+    assert marks == [grown.start, grown.stop] and new.tokenizer.get_vocab() == grown.ids
     for line in lines_of(ENGLISH, 20):
         assert new.encode(line, "en") == old.encode(line, "en")
 
@@ -101,7 +101,7 @@ def test_a_model_with_a_grown_vocabulary_is_loaded_strictly(small, tmp_path):
     grown = base.grow(lines_of(AMHARIC), tmp_path / "grown.json")
     config = dataclasses.replace(xtts.model.config, text_vocab=grown.vocab_size)
     model = warm_start_model(config, xtts.model, base.spellings(grown))
-    larger = dataclasses.replace(xtts, model=model, vocabulary=grown.vocabulary)
+    larger = dataclasses.replace(xtts, model=model, vocabulary=grown)
     theirs = coqui_loaded(save_xtts(larger, tmp_path / "larger"))
     rows = theirs.gpt.text_embedding.weight
     assert len(rows) == theirs.tokenizer.get_number_tokens() == grown.vocab_size

@@ -19,10 +19,8 @@ from coqui import (
 )
 from released_sound import spoken
 
-from kit.base.errors import SpeechError
 from kit.extras.xtts_v2.codec import xtts_codec
 from kit.extras.xtts_v2.model import load_xtts
-from kit.inference.generate import generate
 from kit.inference.voice import Voice
 from kit.settings import GenerateConfig
 
@@ -74,52 +72,3 @@ def test_text_and_a_recording_become_the_wave_of_coqui(voices, seconds):
         assert len(set(speech.codes.tolist())) > 10
         require_close(speech.wave, wanted)
     assert not torch.equal(said[0].codes, said[1].codes)
-
-
-def test_streamed_it_is_the_wave_of_coqui(voices):
-    theirs, voice = voices
-    reference = spoken(9 * RATE)
-    voice = voice.with_speaker("guest", reference, RATE)
-    pieces = []
-    with pytest.raises(SpeechError, match="did not find the end"):
-        exact = GenerateConfig(temperature=0, exact_codes=STEPS)
-        for piece in voice.stream(TEXTS[0], "guest", exact):
-            pieces.append(piece)
-    wanted = coqui_speech(theirs, TEXTS[0], "en", reference, **EXACT)
-    assert len(pieces) > 2
-    require_close(torch.cat(pieces), wanted)
-
-
-def test_at_the_end_coqui_sounds_stop_too(voices):
-    """Where the model says STOP it sounds the state that predicted STOP after those of the codes.
-
-    A code more, 46 ms: but for that and for what the vocoder gets of it, the wave is the same.
-    """
-    theirs, voice = voices
-    reference = spoken(3 * RATE)
-    voice = voice.with_speaker("guest", reference, RATE)
-    stop = voice.model.config.stop_code
-    own = voice.model.code_head.bias
-    before = float(own[stop].detach())
-    config = GenerateConfig(temperature=0, max_codes_per_text_id=0)
-    cond = voice.conditioning(["guest"], torch.device("cpu"))
-    for more in range(0, 400, 2):  # until it ends before 40 codes
-        with torch.no_grad():
-            own[stop] = before + more
-        if generate(voice.model, [voice.ids(TEXTS[0])], cond, config)[0].stopped:
-            break
-    (speech,) = voice.speak([TEXTS[0]], "guest", config)
-    assert speech.stopped
-    count = len(speech.codes)
-    assert count > voice.codec.state_context
-    try:
-        with torch.no_grad():
-            theirs.gpt.mel_head.bias[stop] = before + more
-        wanted = coqui_speech(theirs, TEXTS[0], "en", reference)
-    finally:
-        with torch.no_grad():
-            theirs.gpt.mel_head.bias[stop] = before
-            own[stop] = before
-    assert len(wanted) == voice.codec.samples(count + 1)
-    same = voice.codec.samples(count - voice.codec.state_context)
-    require_close(speech.wave[:same], wanted[:same])

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kit.audio.clip import load_wave
 from kit.audio.spectrogram import load_reference
-from kit.base.errors import KitError, SpeechError
+from kit.base.errors import SpeechError
 from kit.base.files import encode_wav, write_atomic
 from kit.base.hardware import on_device
 from kit.base.run import find_run
@@ -40,8 +40,6 @@ from kit.recipes.run_parts import first_model, load_base_tokenizer
 from kit.recipes.speak import megabytes, sound_of
 from kit.recipes.train import Training
 from kit.recipes.training_listeners import SPOKEN, spoken_samples
-from kit.settings import SPEAKERS, GenerateConfig
-from kit.text.espeak import run_module
 from kit.text.train_tokenizer import tokenizer_report
 from kit.tuning.memory_plan import count_parameters
 
@@ -113,9 +111,11 @@ class FineTune:
             "it is": source.get("release") or "none that is known by its hash",
             "licence": source.get("licence") or "its owner's to say",
             "parameters": f"{parameters:,}",
+            "layers": model.layers,
+            "width": model.width,
+            "text ids": model.text_vocab,
+            "codes": model.code_vocab,
         }
-        figures |= {"layers": model.layers, "width": model.width}
-        figures |= {"text ids": model.text_vocab, "codes": model.code_vocab}
         return Result(
             line=f"{self.base_model}: {parameters / 1e6:,.1f} million parameters", figures=figures
         )
@@ -150,13 +150,10 @@ class FineTune:
         return Training(activate(find_run(name=run.name), run.copy), **self.duration)
 
     @cached_property
-    def sampling(self) -> GenerateConfig:
-        return sampling_of(self.active_run)
-
-    @cached_property
     def base_languages(self) -> BaseLanguages:
         """The base model and its languages, for the steps after training."""
-        return BaseLanguages(self.training.active, self.training.data.voice(), self.sampling)
+        sampling = sampling_of(self.active_run)
+        return BaseLanguages(self.training.active, self.training.data.voice(), sampling)
 
     @property
     def sentence(self) -> str:
@@ -188,7 +185,7 @@ class FineTune:
 
     def speak_once(self, voice: Voice, texts: list[str], speakers: list[str]) -> list[Speech]:
         """One candidate of each text."""
-        once = dataclasses.replace(self.sampling, best_of=1, retries=0)
+        once = sampling_of(self.active_run, best_of=1, retries=0)
         with on_device(self.training.active.hw.device, voice.codec):
             return voice.speak(texts, speakers, once)
 
@@ -226,20 +223,13 @@ class FineTune:
         speaker encoder. Recordings of one person, and of two, show what is near and what is far.
         """
         codec = self.prepare.codec
-        if not codec.decodes:
-            return Result(line=WITHOUT_SOUND)
-        if not codec.speaker_width:
-            return Result(
-                line="Speaker similarity is not measured: the base model has no speaker encoder. "
-                "Listen instead."
-            )
         held_out = self.training.data.held_out_sentences(SEARCHED_SENTENCES)
         rows = compared_rows([row for row in held_out if row.speaker in self.voice.speakers])
         speakers = [row.speaker for row in rows]
-        if not rows:
+        if not rows or not codec.speaker_width:
             return Result(
-                line="Speaker similarity is not measured: it takes two held-out recordings of the "
-                "same person."
+                line="Speaker similarity is not measured: it takes two held-out recordings of one "
+                "person, and a base model with a speaker encoder."
             )
         rate_hz = codec.input_sample_rate
         recorded = self.vectors([load_wave(row.audio, rate_hz) for row in rows], rate_hz)
@@ -256,9 +246,6 @@ class FineTune:
         figures = dict(zip(("before", "after", "same_person", "two_people"), cosines.values()))
         self.training.active.record(finetune={"speaker_similarity": figures})
         line = ", ".join(f"{name} {two_digits(cosine)}" for name, cosine in cosines.items())
-        missing = sum(vector.isnan().any().item() for vector in (*before, *after))
-        if missing:
-            line += f"; {missing} spoken sentences are too short or silent to have a voice"
         title = f"Speaker similarity to the recordings, {len(rows)} held-out sentences"
         picture = bars(list(cosines), cosines.values(), "cosine; 1: the same", title)
         return Result(line=f"Speaker similarity: {line}", pictures=[picture])
@@ -284,26 +271,20 @@ class FineTune:
     def unseen_speaker(self, recording: str = "") -> Result:
         """The run's sentence before and after, in the voice of a person training never saw.
 
-        `recording` is six seconds or more of that person; "": with the built-in corpus espeak-ng
-        makes one, in a voice that the corpus does not have.
+        `recording` is six seconds or more of that person.
         """
-        run = self.training.active
         if not self.prepare.codec.decodes:
             return Result(line=WITHOUT_SOUND)
-        if not self.sentence:
-            return Result(line="There is no held-out sentence that the voice can say.")
-        if not recording:
-            if self.prepare.source.data:
-                return Result(
-                    line="To hear a voice that training never saw, name a recording of somebody "
-                    "who is not in your data."
-                )
-            recording = self.made_recording()
+        if not recording or not self.sentence:
+            return Result(
+                line="To hear a voice that training never saw, name a recording of somebody who is "
+                "not in your data (NEW_VOICE)."
+            )
         rate_hz = self.prepare.codec.input_sample_rate
         wave = load_reference(str(Path(recording).expanduser()), rate_hz)
         sounds = [Sound(caption="the recording", wave=wave.numpy(), sample_rate_hz=rate_hz)]
         for when, voice in (("before", self.untrained_voice()), ("after", self.voice)):
-            with on_device(run.hw.device, voice.codec):
+            with on_device(self.training.active.hw.device, voice.codec):
                 voice = voice.with_speaker(UNSEEN, wave, rate_hz)
             sounds += self.speak(voice, when, UNSEEN)
         line = f"A voice that training never saw: {Path(recording).name}"
@@ -317,23 +298,6 @@ class FineTune:
                 f"{two_digits(after @ reference)} after"
             )
         return Result(line=line, sounds=sounds)
-
-    def made_recording(self) -> str:
-        """Have espeak-ng speak held-out sentences in its last voice, which no preset's corpus has.
-
-        Returns the path of the recording. Raises KitError if espeak-ng fails.
-        """
-        rows = self.training.data.held_out_sentences(3)  # some six seconds
-        job = {
-            "folder": str(self.training.active.folder),
-            "language": self.language,
-            "speaker": len(SPEAKERS) - 1,
-            "rows": [(UNSEEN, ". ".join(row.text for row in rows))],
-        }
-        done = run_module("kit.dataset.synthetic", job)
-        if done.returncode:
-            raise KitError(f"espeak-ng could not speak: {done.stderr.strip()[-400:]}")
-        return f"{job['folder']}/{UNSEEN}.wav"
 
     def forgetting(self) -> Result:
         return self.base_languages.forgetting(self.tuned)

@@ -13,7 +13,6 @@ from kit.extras.indextts2.model import (
     INDEXTTS2_REPOSITORY,
     STATS_FILE,
     WEIGHTS_FILE,
-    describe_version_2_5,
     indextts2_in,
     load_indextts2,
     save_indextts2,
@@ -65,12 +64,6 @@ def export_for_indextts2(run: ActiveRun, voice: Voice, release: Path, weights: s
     return folder
 
 
-def refuse_other_version(repository: str) -> str:
-    """Why the repository of a later IndexTTS cannot be used; "" for another repository."""
-    later = repository.startswith(f"{INDEXTTS2_REPOSITORY}.")
-    return describe_version_2_5(repository) if later else ""
-
-
 INDEXTTS2 = Release(
     name="IndexTTS2",
     repository=INDEXTTS2_REPOSITORY,
@@ -90,5 +83,4 @@ INDEXTTS2 = Release(
     export_folder=EXPORT_FOLDER,
     missing_files=missing_files,
     speaker=PackageSpeaker,
-    refuse=refuse_other_version,
 )

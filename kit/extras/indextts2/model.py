@@ -16,19 +16,21 @@ from torch import Tensor
 from kit.base.config import read_yaml
 from kit.base.errors import KitError
 from kit.base.files import atomic_folder, atomic_path, make_folder, require_disk, write_atomic
+from kit.base.formatting import shorten
 from kit.base.torch_file import read_torch_file, require_backed
 from kit.extras.indextts2.tokenizer import VOCABULARY_FILE, IndexTTS2Tokenizer, marked
 from kit.extras.xtts_v2 import model as xtts
-from kit.extras.xtts_v2.tensor_names import GPT, INDEXTTS2_MARKS, released_name, to_released
+from kit.extras.xtts_v2.tensor_names import GPT, released_name, to_released
 from kit.model.gpt import SpeechGPT
 from kit.settings import GPTConfig
 
 WEIGHTS_FILE = "gpt.pth"
 CONFIG_FILE = "config.yaml"
-INDEXTTS2_REPOSITORY = "IndexTeam/IndexTTS-2"  # on the hub; that of version 2.5 has .5 behind it
-# The first layer of the speaker encoder that version 2.5 replaced, and that version's text rows.
+INDEXTTS2_REPOSITORY = "IndexTeam/IndexTTS-2"  # on the hub
+# Layers of the emotion vector of an IndexTTS2 (or 2.5); no other model has both.
+MARKS = {"emo_perceiver_encoder.latents", "emovec_layer.weight"}
+# The first layer of the speaker encoder that version 2.5 replaced.
 SPEAKER_MARK = "conditioning_encoder.embed.conv.0.weight"
-TEXT_ROWS_2_5 = 60_510
 LATENTS = 34  # 32 of the speaker, 2 of the length
 
 # {field of GPTConfig: name in section `gpt`}, and what its classes add.
@@ -48,14 +50,6 @@ SIZES = {
 EXTRA = {"text_vocab": 1, "max_text": 2, "max_code": 3}
 ENCODERS = ("condition_module", "emo_condition_module")
 ENCODER_SIZES = ("output_size", "linear_units", "attention_heads", "num_blocks", "perceiver_mult")
-# What the kit's sequence and conditioning are made for; these are also the package's defaults.
-DEFAULTS = {
-    "condition_num_latent": LATENTS - 2,
-    "max_conditioning_inputs": 1,
-    "use_mel_codes_as_input": True,
-    "train_solo_embeddings": False,
-    "types": 1,
-}
 STATS_FILE = "wav2vec2bert_stats.pt"
 
 
@@ -66,7 +60,7 @@ class IndexTTS2:
     model: SpeechGPT  # fp32, eval mode
     settings: dict  # config.yaml; `save_indextts2` updates the sizes of the GPT in it
     tokenizer: bytes  # the SentencePiece model, with the kit's mark
-    source: xtts.Provenance
+    source: dict  # as `xtts.provenance` says
 
 
 def load_indextts2(path: Path) -> IndexTTS2:
@@ -91,16 +85,17 @@ def _read_weights(file: Path) -> dict[str, Tensor]:
     stored = read_torch_file(file)
     if isinstance(stored, dict) and isinstance(stored.get("model"), dict):
         stored = stored["model"]
-    if not isinstance(stored, dict) or not INDEXTTS2_MARKS.issubset(map(str, stored)):
-        missing = " and no ".join(sorted(INDEXTTS2_MARKS))
+    if not isinstance(stored, dict) or not MARKS.issubset(map(str, stored)):
+        missing = " and no ".join(sorted(MARKS))
         raise KitError(
             f"{file} is not the GPT of an IndexTTS2: it has no {missing}. "
             "Name the folder of a release, or its gpt.pth."
         )
-    text = stored.get("text_embedding.weight")
-    rows = len(text) if isinstance(text, Tensor) and text.ndim else 0
-    if SPEAKER_MARK not in stored or rows == TEXT_ROWS_2_5:
-        raise KitError(describe_version_2_5(file))
+    if SPEAKER_MARK not in stored:
+        raise KitError(
+            f"{file} is IndexTTS2 of version 2.5 (one latent of CAMPPlus in place of the speaker "
+            "encoder), and the kit trains version 2: take IndexTeam/IndexTTS-2."
+        )
     return {str(n): xtts.backed_tensor(str(n), value, file) for n, value in stored.items()}
 
 
@@ -128,7 +123,7 @@ def save_indextts2(
     Files: gpt.pth, config.yaml, bpe.model, and a link to, or copy of, what else is beside the
     weights that it was read from. `dtype` is that of the weights.
     """
-    before = Path(release.source.path).parent
+    before = Path(release.source["path"]).parent
     if folder.resolve() == before.resolve() or folder.is_file():
         raise KitError(f"{folder} is a file, or what this was read from: name another folder.")
     config = release.model.config
@@ -167,13 +162,6 @@ def _add_others(before: Path, folder: Path) -> None:
 # --- names and sizes ------------------------------------------------------------------------------
 
 
-def describe_version_2_5(where: Path | str) -> str:
-    return (
-        f"{where} is IndexTTS2 of version 2.5 ({TEXT_ROWS_2_5:,} text rows, one latent of CAMPPlus "
-        "in place of the speaker encoder), and the kit trains version 2: take IndexTeam/IndexTTS-2."
-    )
-
-
 def indextts2_in(folder: Path) -> bool:
     """Whether `folder` has the files of an IndexTTS2, by their names."""
     return all((folder / name).is_file() for name in (WEIGHTS_FILE, CONFIG_FILE))
@@ -191,49 +179,24 @@ def file_name(name: str) -> str:
 
 
 def gpt_config(settings: dict, file: Path) -> GPTConfig:
-    """Return the GPT that the configuration in `file` describes.
-
-    Raises KitError for what the kit's rows or conditioning are not made for.
-    """
+    """Return the GPT that the configuration in `file` describes. Raises KitError if it is none."""
     gpt = settings.get("gpt")
-    if not isinstance(gpt, dict):
-        raise KitError(f"{file} has no section `gpt`: copy it from where the model was published.")
-    # `condition_type` has another default in the package, so it must be given.
-    for name, value in (DEFAULTS | {"condition_type": "conformer_perceiver"}).items():
-        same = gpt.get(name, DEFAULTS.get(name)) == value
-        _require(same, file, name, gpt, f"{value!r}, as version 2 has it")
-    sizes = {}
-    for field, name in SIZES.items():
-        _require(type(gpt.get(name)) is int, file, name, gpt, "a whole number")
-        sizes[field] = gpt[name] + EXTRA.get(field, 0)
-    conformers = []
-    for name in ENCODERS:
-        encoder = gpt.get(name)
-        _require(isinstance(encoder, dict), file, name, gpt, "the sizes of an encoder")
-        layer = encoder.get("input_layer") == "conv2d2"
-        _require(layer, file, "input_layer", encoder, "'conv2d2', as version 2 has it")
-        for size in ENCODER_SIZES:
-            _require(type(encoder.get(size)) is int, file, size, encoder, "a whole number")
-            conformers.append(encoder[size])
     try:
+        sizes = {field: int(gpt[name]) + EXTRA.get(field, 0) for field, name in SIZES.items()}
+        conformers = tuple(int(gpt[name][size]) for name in ENCODERS for size in ENCODER_SIZES)
         return GPTConfig(
             latents=LATENTS,
             n_mels=1024,
             dropout=xtts.DROPOUT,
             stop_targets=2,  # as its forward pass makes rows
-            conformers=tuple(conformers),
+            conformers=conformers,
             **sizes,
         )
-    except ValueError as error:
-        raise KitError(f"{file} describes no model: {error}") from error
-
-
-def _require(ok: bool, file: Path, name: str, section: dict, wanted: str) -> None:
-    if not ok:
+    except (KeyError, TypeError, ValueError) as error:
         raise KitError(
-            f"{file} has `{name}` = {section.get(name)!r}; it must be {wanted}. Copy it from the "
+            f"{file} describes no GPT of an IndexTTS2 ({shorten(error)}): copy it from the "
             "same place as the weights."
-        )
+        ) from error
 
 
 def updated_config(settings: dict, config: GPTConfig) -> dict:

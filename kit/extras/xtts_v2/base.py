@@ -19,7 +19,7 @@ from kit.extras.xtts_v2.model import (
     load_xtts,
     save_xtts,
 )
-from kit.extras.xtts_v2.tokenizer import load_vocabulary, tag_of
+from kit.extras.xtts_v2.tokenizer import XTTSTokenizer, tag_of
 from kit.inference.voice import Voice
 from kit.model.weights import extend_positions
 from kit.recipes.base_model import COQUI_DEFAULTS, BaseModel, Release, from_release
@@ -86,7 +86,7 @@ def export_for_coqui(run: ActiveRun, voice: Voice, release: Path, weights: str) 
         xtts,
         model=extend_positions(voice.model, xtts.model),
         config=xtts.config | {"languages": languages},
-        vocabulary=load_vocabulary(run.folder / "tokenizer.model"),
+        vocabulary=XTTSTokenizer(run.folder / "tokenizer.model", voice.language),
     )
     save_xtts(tuned, folder, DTYPES[weights])
     spelling = {"language": voice.language, "respell": voice.habits.respell}
@@ -102,7 +102,6 @@ XTTS_V2 = Release(
     repository="coqui/XTTS-v2",
     revision="6c2b0d75eae4b7047358e3b6bd9325f857d43f77",
     weights=WEIGHTS_FILE,
-    trained="best_model.pth",
     files=(WEIGHTS_FILE, CONFIG_FILE, VOCABULARY_FILE, DVAE_FILE, MEL_STATS_FILE),
     optional=(LICENCE_FILE,),
     licence="CPML",

@@ -46,16 +46,6 @@ SIZES = {
     "attention_width": ("speaker_encoder.attention.0.weight", 0),
 }
 SAME_RELEASE = "Take all files from the same release."
-# {(section, name) of the configuration: what every XTTS-v2 has}
-RATES = {
-    ("audio", "sample_rate"): vocoder.CODE_RATE,
-    ("audio", "dvae_sample_rate"): vocoder.CODE_RATE,
-    ("audio", "output_sample_rate"): vocoder.VOCODER_RATE,
-    ("model_args", "input_sample_rate"): vocoder.CODE_RATE,
-    ("model_args", "output_sample_rate"): vocoder.VOCODER_RATE,
-    ("model_args", "output_hop_length"): vocoder.FRAME_SAMPLES,
-    ("model_args", "gpt_code_stride_len"): vocoder.CODE_SAMPLES,
-}
 
 
 # --- log-mels and the DVAE ------------------------------------------------------------------------
@@ -309,16 +299,9 @@ def xtts_codec(sound: dict[str, Tensor], dvae: dict[str, Tensor], settings: dict
     """Return the codec of a release, in eval mode, on the CPU.
 
     `sound` and `dvae` are tensors by the release's names; `settings` is its config.json. Raises
-    KitError for tensors that are missing, unknown, misshapen or damaged, and for parts or rates
-    that do not belong together.
+    KitError for tensors that are missing, unknown, misshapen or damaged, and for parts that do not
+    belong together.
     """
-    for (section, name), rate in RATES.items():
-        value = (settings.get(section) or {}).get(name)
-        if value not in (None, rate):
-            raise KitError(
-                f"The configuration has `{section}.{name}` = {value!r}; an XTTS-v2 has {rate}. "
-                "Copy config.json from the same place as the weights."
-            )
     if not dvae:
         raise KitError(
             "There is no DVAE, which encodes recordings: put dvae.pth, from where the model was "

@@ -28,7 +28,6 @@ from kit.base.tensor_file import (
 from kit.base.torch_file import read_torch_file, require_backed
 from kit.extras.xtts_v2.tensor_names import (
     DVAE,
-    INDEXTTS2_MARKS,
     MEL_STATS,
     SKIPPED,
     SOUND,
@@ -39,7 +38,7 @@ from kit.extras.xtts_v2.tensor_names import (
     released_name,
     to_released,
 )
-from kit.extras.xtts_v2.tokenizer import Vocabulary, load_vocabulary
+from kit.extras.xtts_v2.tokenizer import XTTSTokenizer
 from kit.model.gpt import SpeechGPT
 from kit.settings import GPTConfig
 
@@ -71,16 +70,6 @@ RELEASES = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Provenance:
-    """Where an XTTS was read from."""
-
-    path: str  # of the weights
-    sha256: str  # of that file
-    tensors_sha256: str  # of names, types, shapes and values of the tensors
-    release: str = ""  # the published release with this very file, if any
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class XTTS:
     """An XTTS-v2: its GPT as the kit's model, and everything else in its files unchanged.
 
@@ -89,10 +78,10 @@ class XTTS:
 
     model: SpeechGPT  # fp32, eval mode
     config: dict  # config.json; `save_xtts` updates the sizes of the GPT in it
-    vocabulary: Vocabulary
+    vocabulary: XTTSTokenizer
     sound: dict[str, Tensor]  # vocoder, speaker encoder, mel_stats, by the release's names
     dvae: dict[str, Tensor]  # of dvae.pth or a trainer's file; may be empty
-    source: Provenance
+    source: dict  # as `provenance` says
 
 
 def load_xtts(path: Path) -> XTTS:
@@ -104,15 +93,13 @@ def load_xtts(path: Path) -> XTTS:
     file = path if path.is_file() else path / WEIGHTS_FILE
     tensors, stored_config = _read_weights(file)
     settings = _read_settings(file, stored_config)
-    args = model_args(settings, file)
-    vocabulary = load_vocabulary(file.parent / VOCABULARY_FILE)
-    gpt = gpt_config(args, vocabulary, file)
+    vocabulary = XTTSTokenizer(file.parent / VOCABULARY_FILE, "en")  # of any language
+    gpt = gpt_config(settings, vocabulary, file)
     inside = [name for name in tensors if name.startswith(DVAE)]
     dvae = {name.removeprefix(DVAE): tensors.pop(name).clone() for name in inside}
-    dvae = dvae or _read_dvae(file.parent)
-    stats = file.parent / MEL_STATS_FILE
-    if MEL_STATS not in tensors and stats.is_file():
-        tensors[MEL_STATS] = _copy_tensor(MEL_STATS, read_torch_file(stats), stats)
+    dvae = dvae or _read_extra(file.parent / DVAE_FILE)
+    if MEL_STATS not in tensors:
+        tensors |= _read_extra(file.parent / MEL_STATS_FILE)
     sound = {name: tensors[name].clone() for name in tensors if name.startswith(SOUND)}
     require_finite(sound, file)
     others = {name: tensor for name, tensor in tensors.items() if name not in sound}
@@ -148,61 +135,52 @@ def build_model(
     return fill_module(empty, from_released(tensors, config, rename), file)
 
 
-def provenance(file: Path, tensors: dict[str, Tensor]) -> Provenance:
+def provenance(file: Path, tensors: dict[str, Tensor]) -> dict[str, str]:
+    """Where an XTTS was read from; `release` is the published one with this very file, or ""."""
     sha256 = files.file_digest(file)
-    known = {"tensors_sha256": checksum(tensors), "release": RELEASES.get(sha256, "")}
-    return Provenance(path=str(file), sha256=sha256, **known)
+    return {
+        "path": str(file),
+        "sha256": sha256,
+        "tensors_sha256": checksum(tensors),  # of names, types, shapes and values
+        "release": RELEASES.get(sha256, ""),
+    }
 
 
 def _read_weights(file: Path) -> tuple[dict[str, Tensor], dict | None]:
     """Return tensors by the release's names, and the configuration in the file if any."""
-    stored, config = _split_checkpoint(read_torch_file(file, CLASSES), file)
-    if INDEXTTS2_MARKS.issubset(map(str, stored)):
+    content = read_torch_file(file, CLASSES)
+    config = None
+    stored = content
+    if isinstance(content, dict) and isinstance(content.get("model"), dict):
+        stored = content["model"]
+        config = content.get("config")
+    if not isinstance(stored, dict) or not all(isinstance(t, Tensor) for t in stored.values()):
+        kind = shorten(sorted(map(str, content))) if isinstance(content, dict) else "no dict"
         raise KitError(
-            f"{file} is the GPT of IndexTTS2, not an XTTS-v2: give its folder, with gpt.pth, "
-            "config.yaml and its bpe.model, as BASE_MODEL."
+            f"{file} is not an XTTS checkpoint: it holds {kind}, where `model` and its tensors "
+            "should be. Name the model.pth of a release, or a checkpoint of its trainer."
         )
     tensors = {}
     for name, value in stored.items():
         name = WRAPPERS.sub("", str(name)).removeprefix(TRAINER)
         if not SKIPPED.match(name):
             tensors[name] = backed_tensor(name, value, file)
-    return tensors, config
+    return tensors, config if isinstance(config, dict) else None
 
 
-def backed_tensor(name: str, value: object, file: Path, fault: str = "is damaged") -> Tensor:
+def backed_tensor(name: str, value: object, file: Path) -> Tensor:
     """Return `value` of the weights in `file` if it is a tensor with all its numbers; KitError."""
     try:
         return require_backed(name, value)
     except ValueError as error:
-        raise KitError(f"{file} {fault}: {error}. Download it again.") from error
-
-
-def _split_checkpoint(content: object, file: Path) -> tuple[dict, dict | None]:
-    described = "no dict"
-    if isinstance(content, dict):
-        if isinstance(content.get("model"), dict):
-            config = content.get("config")
-            return content["model"], config if isinstance(config, dict) else None
-        if content and all(isinstance(value, Tensor) for value in content.values()):
-            return content, None
-        described = f"a dict of {shorten(sorted(map(str, content)))}"
-    raise KitError(
-        f"{file} is not an XTTS checkpoint: it holds {described}, where `model` and its tensors "
-        "should be. Name the model.pth of a release, or a checkpoint of its trainer."
-    )
+        raise KitError(f"{file} is damaged: {error}. Download it again.") from error
 
 
 def _read_settings(file: Path, stored_config: dict | None) -> dict:
     """Return the configuration beside `file`, else the one in `file`."""
     beside = file.parent / CONFIG_FILE
-    if not beside.is_file() and stored_config is None:
-        raise KitError(
-            f"There is no {beside}, and {file} carries no configuration: copy {CONFIG_FILE} there "
-            "from where the model was published."
-        )
     try:
-        if beside.is_file():
+        if beside.is_file() or stored_config is None:
             return json.loads(beside.read_bytes())
         return json.loads(json.dumps(stored_config))  # as it will be saved
     except (OSError, ValueError, TypeError, RecursionError) as error:
@@ -212,20 +190,18 @@ def _read_settings(file: Path, stored_config: dict | None) -> dict:
         ) from error
 
 
-def _read_dvae(folder: Path) -> dict[str, Tensor]:
-    file = folder / DVAE_FILE
+def _read_extra(file: Path) -> dict[str, Tensor]:
+    """Return the tensors of dvae.pth, or the one of mel_stats.pth; {} if there is no such file."""
     if not file.is_file():
         return {}
     content = read_torch_file(file)
+    if isinstance(content, Tensor):
+        content = {file.stem: content}
     if not isinstance(content, dict):
-        raise KitError(f"{file} holds {type(content).__name__}, not tensors by name.")
-    return {str(name): _copy_tensor(str(name), value, file) for name, value in content.items()}
-
-
-def _copy_tensor(name: str, value: object, file: Path) -> Tensor:
-    tensor = backed_tensor(name, value, file, "is of another kind").clone()
-    require_finite({name: tensor}, file)
-    return tensor
+        raise KitError(f"{file} holds {type(content).__name__}, not tensors: download it again.")
+    tensors = {str(name): backed_tensor(str(name), t, file).clone() for name, t in content.items()}
+    require_finite(tensors, file)
+    return tensors
 
 
 # --- writing --------------------------------------------------------------------------------
@@ -238,7 +214,7 @@ def save_xtts(xtts: XTTS, folder: Path, dtype: torch.dtype = torch.float32) -> P
     and dvae.pth if there was one; all appear at once. `dtype` is that of the GPT's weights. Raises
     KitError for weights that overflow it, and DiskError if there is no room.
     """
-    if folder.resolve() == Path(xtts.source.path).parent.resolve():
+    if folder.resolve() == Path(xtts.source["path"]).parent.resolve():
         raise KitError(f"{folder} holds what this model was read from: name another folder.")
     settings = copy.deepcopy(xtts.config)
     settings["model_args"].update(updated_config(xtts.model.config, xtts.vocabulary))
@@ -304,34 +280,15 @@ SIZES = {
 EXTRA_POSITIONS = {"max_text": 2, "max_code": 3}
 
 
-def model_args(settings: dict, file: Path) -> dict:
-    """Return `model_args` of a configuration. Raises KitError if it is not of an XTTS-v2."""
-    args = settings.get("model_args") if isinstance(settings, dict) else None
-    if not isinstance(args, dict) or settings.get("model") not in ("xtts", None):
-        raise KitError(
-            f"The configuration of {file} is not XTTS's: it has no `model_args`, or its `model` is "
-            "another. Copy config.json from the same place as the weights."
-        )
-    if not args.get("gpt_use_perceiver_resampler"):
-        raise KitError(
-            f"{file} is XTTS v1 (`gpt_use_perceiver_resampler` is off): the kit reads v2, whose "
-            "speaker conditioning is different. Get XTTS-v2."
-        )
-    return args
-
-
-def gpt_config(args: dict, vocabulary: Vocabulary, file: Path) -> GPTConfig:
-    sizes = {}
-    for field, name in SIZES.items():
-        if type(args.get(name)) is not int:
-            raise KitError(
-                f"The configuration of {file} has `model_args.{name}` = {args.get(name)!r}, which "
-                "must be a whole number: copy config.json from the same place as the weights."
-            )
-        sizes[field] = args[name] + EXTRA_POSITIONS.get(field, 0)
+def gpt_config(settings: dict, vocabulary: XTTSTokenizer, file: Path) -> GPTConfig:
+    """Return the GPT that a configuration describes. Raises KitError if it is not of an XTTS-v2."""
     try:
+        args = settings["model_args"]
+        sizes = {field: int(args[name]) for field, name in SIZES.items()}
+        for field, more in EXTRA_POSITIONS.items():
+            sizes[field] += more
         return GPTConfig(
-            text_vocab=vocabulary.size,
+            text_vocab=vocabulary.vocab_size,
             start_text_id=vocabulary.start,
             stop_text_id=vocabulary.stop,
             text_stop_input=False,
@@ -339,13 +296,16 @@ def gpt_config(args: dict, vocabulary: Vocabulary, file: Path) -> GPTConfig:
             **sizes,
             **FIXED,
         )
-    except ValueError as error:
-        raise KitError(f"The configuration of {file} describes no model: {error}") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise KitError(
+            f"The configuration of {file} describes no XTTS-v2 ({shorten(error)}): copy "
+            "config.json from the same place as the weights."
+        ) from error
 
 
-def updated_config(gpt: GPTConfig, vocabulary: Vocabulary) -> dict:
+def updated_config(gpt: GPTConfig, vocabulary: XTTSTokenizer) -> dict:
     """Return the `model_args` of a GPT that was trained with `vocabulary`."""
-    size, start, stop = vocabulary.size, vocabulary.start, vocabulary.stop
+    size, start, stop = vocabulary.vocab_size, vocabulary.start, vocabulary.stop
     assert (gpt.text_vocab, gpt.start_text, gpt.stop_text) == (size, start, stop)
     args = {
         "gpt_number_text_tokens": size,

@@ -28,9 +28,6 @@ SKIPPED = re.compile(
     r"gpt\.gpt\.h\.\d+\.attn\.(masked_)?bias$"
 )
 
-# Layers of the emotion vector of an IndexTTS2 (or 2.5); no other model has both.
-INDEXTTS2_MARKS = {"emo_perceiver_encoder.latents", "emovec_layer.weight"}
-
 # Prefixes of names: the kit's, and the release's where it is another.
 _PREFIXES = {
     "conditioner.init.": "conditioning_encoder.init.",

@@ -6,12 +6,10 @@ not have gets its own tag when the vocabulary is extended, or uses that of anoth
 """
 
 import copy
-import dataclasses
 import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,117 +34,58 @@ _ROMANISED = {
     "ja": ("Hepburn rōmaji", re.compile(f"[{_HAN}\u3040-\u30ff]")),
     "ko": ("romanised Hangul", re.compile("[\u1100-\u11ff\u3130-\u318f\uac00-\ud7af]")),
 }
-# Other values would split a text into other tokens than the release does.
-_PLAIN_BPE = {
-    "type": "BPE",
-    "dropout": None,
-    "continuing_subword_prefix": "",
-    "end_of_word_suffix": "",
-    "byte_fallback": False,
-    "ignore_merges": False,
-}
 PIECES = 2000  # users found about this number best, 5,000 worse
 Pair = tuple[str, str]
-
-
-@dataclasses.dataclass(frozen=True)
-class Vocabulary:
-    """The bytes of a vocab.json, and the ids of its tokens.
-
-    START is not always the last id, and some vocabularies have holes: ids without a token, whose
-    rows of the embedding stay unused.
-    """
-
-    data: bytes
-    ids: dict[str, int]  # of every token, special ones included
-
-    @cached_property
-    def size(self) -> int:
-        return max(self.ids.values()) + 1
-
-    @property
-    def start(self) -> int:
-        return self.ids[START]
-
-    @property
-    def stop(self) -> int:
-        return self.ids[STOP]
-
-
-def load_vocabulary(path: Path) -> Vocabulary:
-    data = path.read_bytes()
-    try:
-        return Vocabulary(data, read_ids(json.loads(data.decode("utf-8"))))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        reason = f"it has no `{error.args[0]}`" if isinstance(error, KeyError) else shorten(error)
-        raise KitError(
-            f"{path} is not an XTTS vocabulary ({reason}): copy vocab.json again from where the "
-            "model was published."
-        ) from error
-
-
-def read_ids(tokenizer: dict) -> dict[str, int]:
-    """Return the id of every token of a tokenizers file. Raises ValueError, KeyError, TypeError.
-
-    tokenizers gives the next free id to an added token that the model lacks, whatever id the file
-    claims. Where the two differ, text would not match the embedding: such a file is an error.
-    """
-    ids = dict(tokenizer["model"]["vocab"])
-    count = len(ids)
-    highest_added = -1
-    for entry in tokenizer.get("added_tokens") or []:
-        token = entry["content"]
-        claimed = entry["id"]
-        assigned = ids.get(token, max(count, highest_added + 1))
-        if claimed != assigned:
-            raise ValueError(f"{token} claims id {claimed}, tokenizers would give it {assigned}")
-        highest_added = max(highest_added, assigned)
-        ids[token] = assigned
-    owners = {}
-    for token, number in ids.items():
-        if type(number) is not int or not 0 <= number < 2**24:
-            raise ValueError(f"{shorten(token, 40)} has id {shorten(repr(number), 40)}")
-        if number in owners:
-            raise ValueError(f"{owners[number]} and {token} both have id {number}")
-        owners[number] = token
-    missing = " and no ".join(token for token in (START, STOP) if token not in ids)
-    if missing:
-        raise ValueError(f"it has no {missing}")
-    return ids
 
 
 class XTTSTokenizer(BaseTokenizer):
     """Text to ids: the tag of a language, such as `[en]`, and words with [SPACE] between.
 
-    `pt-br` and `pt` share a tag.
-    `tokenize` and growing do without the tag; `encode` needs it. Raises KitError for a file that is
-    damaged or of another kind.
+    `pt-br` and `pt` share a tag. `tokenize` and growing do without the tag; `encode` needs it. The
+    ids are those that tokenizers, and so coqui-tts, gives to the pieces of the file. START is not
+    always the last one, and some vocabularies have holes: ids without a piece, whose rows of the
+    embedding stay unused. Raises KitError for a file that is damaged or of another kind.
     """
 
     def __init__(self, path: Path, language: str):
         self.path = path
         self.language = language
         self.tag = tag_of(language)
-        self.vocabulary = load_vocabulary(self.path)
-        self.model = _read(self.vocabulary, self.path)
-        self.start = self.vocabulary.start
-        self.stop = self.vocabulary.stop
-        self.vocab_size = self.vocabulary.size
-        self.piece_count = self.vocabulary.size
-        if len(self.model.encode(SPACE).ids) != 1:
+        self.data = path.read_bytes()  # of vocab.json
+        try:
+            self.model = tokenizers.Tokenizer.from_str(self.data.decode("utf-8"))
+        except Exception as error:  # tokenizers has no exception class for files it cannot read
             raise KitError(
-                f"{self.path} has no {SPACE} among its `added_tokens`, so words would run "
-                "together: take the vocab.json of the release."
+                f"{path} is not an XTTS vocabulary ({shorten(error)}): copy vocab.json again from "
+                "where the model was published."
+            ) from error
+        self.ids = self.model.get_vocab()  # of every piece, special ones included
+        self._pieces = {number: piece for piece, number in self.ids.items()}
+        unknown = getattr(self.model.model, "unk_token", None)
+        faults = [f"no {piece}" for piece in (START, STOP) if piece not in self.ids]
+        if self.model.encode(SPACE).tokens != [SPACE]:  # words would run together
+            faults.append(f"no {SPACE} among its `added_tokens`")
+        if unknown not in self.ids:  # letters that it lacks would be left out
+            faults.append("no `unk_token` for unknown characters")
+        if len(self._pieces) < len(self.ids):
+            faults.append("two pieces with one id")
+        if faults:
+            raise KitError(
+                f"{path} is not an XTTS vocabulary: it has {' and '.join(faults)}. Take the "
+                "vocab.json of the release, or one that grew from it."
             )
-        self._unknown = self.vocabulary.ids[self.model.model.unk_token]
-        self._pieces = {number: piece for piece, number in self.vocabulary.ids.items()}
+        self.start = self.ids[START]
+        self.stop = self.ids[STOP]
+        self.vocab_size = max(self._pieces) + 1
+        self.piece_count = self.vocab_size
+        self._unknown = self.ids[unknown]
         self._control = set(self.model.get_added_tokens_decoder()) - {self._unknown}
 
     @property
     def prefix_ids(self) -> list[int]:
         """The id of the tag. Raises SpeechError if the vocabulary lacks it."""
         tag = f"[{self.tag}]"
-        if tag not in self.vocabulary.ids:
+        if tag not in self.ids:
             others = ", ".join(self.tags()) or "none"
             raise SpeechError(
                 f"{self.path} has no tag {tag}; it has {others}. Grow the vocabulary with texts of "
@@ -155,7 +94,7 @@ class XTTSTokenizer(BaseTokenizer):
         return self.model.encode(tag).ids
 
     def tags(self) -> list[str]:
-        return sorted(match[1] for match in map(TAG.fullmatch, self.vocabulary.ids) if match)
+        return sorted(match[1] for match in map(TAG.fullmatch, self.ids) if match)
 
     def spell(self, text: str) -> str:
         """Return normalised `text`. Raises SpeechError for Chinese, Japanese and Korean letters.
@@ -188,7 +127,7 @@ class XTTSTokenizer(BaseTokenizer):
         return "control" if number in self._control or number not in self._pieces else ""
 
     def file_bytes(self) -> bytes:
-        return self.vocabulary.data
+        return self.data
 
     def grow(self, lines: list[str], path: Path) -> "XTTSTokenizer":
         """Write the vocabulary, extended by the tokens of `lines` (normalised), to `path`.
@@ -199,22 +138,29 @@ class XTTSTokenizer(BaseTokenizer):
         lines = [self.spell(line) for line in lines if line.strip()]
         if not lines:
             raise SpeechError("There is no text to learn pieces from: every line was empty.")
-        described = json.loads(self.file_bytes())
-        for entry in described.get("added_tokens") or []:
-            # The id of one that is only here depends on the vocabulary size, which changes.
+        described = json.loads(self.data)
+        # The id of a piece that is only among these depends on the vocabulary's size, which grows.
+        for entry in described["added_tokens"]:
+            entry["id"] = self.ids[entry["content"]]
             described["model"]["vocab"][entry["content"]] = entry["id"]
-        _add_tag(described, self.tag)
+        tag = f"[{self.tag}]"
+        if tag not in self.ids:
+            _add_pieces(described, [tag])
+            entry = copy.deepcopy(described["added_tokens"][0])  # how this file has its other marks
+            entry["content"] = tag
+            entry["id"] = described["model"]["vocab"][tag]
+            described["added_tokens"].append(entry)
         _add_pieces(described, self.uncovered("".join(lines)))
         with TemporaryDirectory(prefix="pieces-") as folder:
-            spelling_all = _saved(described, Path(folder) / "vocab.json", self)
+            spelling_all = _saved(described, Path(folder) / "vocab.json", self.language)
             words = _words(spelling_all, lines)
         merges = learned_merges(words, PIECES, set(described["model"]["vocab"]))
         _add_pieces(described, ["".join(pair) for pair in merges])
         old_merges = described["model"]["merges"]
         as_lists = bool(old_merges) and isinstance(old_merges[0], list)
         old_merges += map(list, merges) if as_lists else map(" ".join, merges)
-        grown = _saved(described, path, self)
-        assert self.vocabulary.ids.items() <= grown.vocabulary.ids.items()
+        grown = _saved(described, path, self.language)
+        assert self.ids.items() <= grown.ids.items()
         return grown
 
     def describe_growth(self, grown: "XTTSTokenizer") -> str:
@@ -265,30 +211,6 @@ def teach_language(coqui, language: str, respell: bool = True) -> None:
     coqui.char_limits[tag] = 250  # of a text, as coqui-tts sets it for unknown languages
 
 
-def _read(vocabulary: Vocabulary, path: Path):
-    model = json.loads(vocabulary.data)["model"]
-    others = [name for name, value in _PLAIN_BPE.items() if (model.get(name) or value) != value]
-    if others:
-        values = ", ".join(f"{name} {shorten(repr(model[name]), 40)}" for name in others)
-        raise KitError(
-            f"{path} is not a tokenizer of XTTS's kind ({values}): take the vocab.json of the "
-            "release, or one that grew from it."
-        )
-    unknown = model.get("unk_token")
-    if unknown not in list(model["vocab"]):  # it may be unhashable
-        raise KitError(
-            f"{path} has no token for unknown characters (`unk_token` is "
-            f"{shorten(repr(unknown), 40)}): take the vocab.json of the release."
-        )
-    try:
-        return tokenizers.Tokenizer.from_str(vocabulary.data.decode("utf-8"))
-    except Exception as error:  # tokenizers has no exception class for files it cannot read
-        raise KitError(
-            f"{path} is damaged ({shorten(error)}): copy vocab.json again from where the model was "
-            "published."
-        ) from error
-
-
 # --- growing a vocabulary -------------------------------------------------------------------------
 #
 # Byte-pair encoding is continued (Sennrich et al. 2016, arXiv:1508.07909): new text is tokenized
@@ -299,7 +221,7 @@ def _read(vocabulary: Vocabulary, path: Path):
 
 def _spelling(base: XTTSTokenizer, piece: str) -> list[int]:
     if TAG.fullmatch(piece):
-        tags = [base.vocabulary.ids[f"[{tag}]"] for tag in base.tags()]
+        tags = [base.ids[f"[{tag}]"] for tag in base.tags()]
         return tags or [base.start]
     unknown = base.uncovered(piece)
     return base.tokenize("".join(spell_unknown(base, c) if c in unknown else c for c in piece))
@@ -369,24 +291,12 @@ def _words(tokenizer: XTTSTokenizer, lines: list[str]) -> Counter:
     return words
 
 
-def _add_tag(described: dict, tag: str) -> None:
-    piece = f"[{tag}]"
-    if piece in described["model"]["vocab"]:
-        return
-    _add_pieces(described, [piece])
-    entry = copy.deepcopy(described["added_tokens"][0])  # how this file has its other marks
-    entry["content"] = piece
-    entry["id"] = described["model"]["vocab"][piece]
-    described["added_tokens"].append(entry)
-
-
 def _add_pieces(described: dict, pieces: list[str]) -> None:
     vocabulary = described["model"]["vocab"]
     for number, piece in enumerate(pieces, max(vocabulary.values()) + 1):
         vocabulary[piece] = number
 
 
-def _saved(described: dict, path: Path, base: XTTSTokenizer) -> XTTSTokenizer:
-    read_ids(described)  # raises for ids that tokenizers would reject, before anything is written
+def _saved(described: dict, path: Path, language: str) -> XTTSTokenizer:
     write_atomic(path, json.dumps(described, ensure_ascii=False, indent=2))
-    return XTTSTokenizer(path, base.language)
+    return XTTSTokenizer(path, language)

@@ -4,8 +4,6 @@ The release is a tiny one at random weights; what it says means nothing, that ev
 """
 
 import re
-import subprocess
-import sys
 
 import pytest
 import soundfile
@@ -16,8 +14,6 @@ from released_sound import spoken
 from xtts_texts import write_readers_release
 
 from kit.base.errors import KitError
-from kit.base.lock import held
-from kit.base.run import RELEASES_FOLDER
 from kit.extras.finetune.recipe import FineTune
 from kit.extras.xtts_v2.base import XTTS_V2
 from kit.extras.xtts_v2.model import load_xtts
@@ -84,9 +80,7 @@ def test_spelling_sound_and_forgetting_are_shown_before_and_after(tuned):
 @pytest.mark.long
 def test_whom_training_never_saw_is_imitated_before_and_after(tuned, tmp_path):
     tune, _ = tuned
-    wave, rate_hz = soundfile.read(tune.made_recording())  # where the corpus is espeak-ng's
-    assert len(wave) > 3 * rate_hz
-    assert not tune.unseen_speaker().sounds, "of recordings, nobody else is known"
+    assert "NEW_VOICE" in tune.unseen_speaker().line
     path = tmp_path / "stranger.wav"
     soundfile.write(path, spoken(6 * 22_050).numpy(), 22_050)
     recording, before, after = tune.unseen_speaker(str(path)).sounds
@@ -102,7 +96,7 @@ def test_what_it_exports_is_read_again_by_both(tuned, release):
     assert voice.language == "am" and voice.can_speak(tune.sentence)
     folder = run.folder / "coqui"
     written, base = load_xtts(folder), load_xtts(release)
-    assert written.vocabulary.ids == tune.training.data.tokenizer.vocabulary.ids
+    assert written.vocabulary.ids == tune.training.data.tokenizer.ids
     assert written.config["languages"] == ["en", "am"]
     longest = base.model.config.max_text
     assert written.model.config.max_text >= longest, "texts as long as before can be said"
@@ -129,22 +123,3 @@ def test_again_nothing_is_fetched_and_the_voice_is_a_base_model(tuned, hub, monk
     other.recordings()
     assert "covered" not in str(other.spelling()) and "unknown" in str(other.spelling())
     assert "0 characters, 0 longer pieces" in str(other.grow()), "it has learnt these texts"
-
-
-@pytest.mark.long
-def test_a_release_is_fetched_by_one_process_at_a_time(hub, monkeypatch, tmp_path):
-    monkeypatch.setenv("HF_ENDPOINT", hub.address)
-    hub.asked.clear()
-    folder = tmp_path / RELEASES_FOLDER / f"coqui--XTTS-v2@{XTTS_V2.revision}"
-    folder.parent.mkdir()
-    code = (
-        "from kit.recipes.base_model import RELEASE, folder_of; "
-        "from kit.recipes.start import start; folder_of(start('waits', 'tiny'), RELEASE, 'CPML')"
-    )
-    monkeypatch.setenv("KIT_RUNS", str(tmp_path))
-    command = [sys.executable, "-u", "-c", code]
-    with held(folder.with_name(f".{folder.name}.lock"), "fetching"):
-        other = subprocess.Popen(command, stdout=subprocess.PIPE, encoding="utf-8")
-        assert "is in use" in other.stdout.readline() and not hub.asked
-    other.communicate(timeout=120)
-    assert other.returncode == 0 and (folder / "model.pth").is_file()

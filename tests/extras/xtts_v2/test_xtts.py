@@ -12,16 +12,12 @@ from unittest.mock import Mock
 import pytest
 import released_xtts
 import torch
-from helpers import GPT, random_rows
 from released_xtts import TINY, random_model, settings, tensors_of, write_tensors
 
 from kit.base.errors import DamagedFileError, DiskError, KitError
 from kit.extras.xtts_v2.codec import xtts_codec
 from kit.extras.xtts_v2.model import load_xtts, save_xtts
 from kit.extras.xtts_v2.tensor_names import from_released, released_name, to_released
-from kit.inference.generate import generate
-from kit.model.sequence import pack
-from kit.settings import GenerateConfig
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +71,8 @@ def test_a_release_is_read(release, tensors):
     require_equal(xtts.dvae, released_xtts.random_dvae())
     assert xtts.config == settings()
     assert len(xtts.vocabulary.ids) == released_xtts.SIZE - len(released_xtts.HOLES)
-    assert xtts.source.release == ""
-    assert xtts.source.path == str(release / "model.pth")
+    assert xtts.source["release"] == ""
+    assert xtts.source["path"] == str(release / "model.pth")
 
 
 def test_a_trainers_checkpoint_is_read(folder, tensors):
@@ -92,7 +88,7 @@ def test_a_trainers_checkpoint_is_read(folder, tensors):
     xtts = load_xtts(write_tensors(folder, whole, "best_model_7.pth", **more))
     require_equal(xtts.model.state_dict(), random_model().state_dict())
     assert xtts.dvae["codebook.embed"].tolist() == [[3, 3], [3, 3]], "its own, not dvae.pth's"
-    assert xtts.source.tensors_sha256 == load_xtts(folder).source.tensors_sha256
+    assert xtts.source["tensors_sha256"] == load_xtts(folder).source["tensors_sha256"]
 
 
 @pytest.mark.parametrize("put", [("", "module."), ("gpt.h.", "gpt._orig_mod.h.")])
@@ -114,15 +110,6 @@ def test_the_older_names_of_weight_normalisation_are_read_and_kept(folder, tenso
     todays = load_xtts(write_tensors(folder, tensors))
     codecs = [xtts_codec(each.sound, each.dvae, each.config) for each in (read, todays)]
     require_equal(*(codec.state_dict() for codec in codecs))
-
-
-def test_mel_stats_may_be_beside_the_weights(folder, tensors):
-    xtts = load_xtts(write_tensors(folder, spoilt(tensors, "mel_stats", None)))
-    assert torch.equal(xtts.sound["mel_stats"], tensors["mel_stats"])
-    write_tensors(folder, tensors)
-    torch.save(torch.ones(80), folder / "mel_stats.pth")
-    own = load_xtts(folder).sound["mel_stats"]
-    assert torch.equal(own, tensors["mel_stats"]), "those of the weights come first"
 
 
 def test_text_ids_are_those_of_the_vocabulary(folder):
@@ -166,14 +153,13 @@ def test_every_tensor_is_accounted_for(message, folder, tensors):
 @pytest.mark.parametrize(
     ("over", "message"),
     [
-        ({"gpt_use_perceiver_resampler": False}, "XTTS v1"),
         ({"gpt_layers": 3}, r"missing: gpt\.gpt\.h\.2\."),
-        ({"gpt_layers": None}, "gpt_layers` = None"),
+        ({"gpt_layers": None}, "describes no XTTS-v2.*NoneType"),
         ({"gpt_n_heads": 5}, r"GPTConfig\.width = 96"),
         ({"gpt_layers": 10**9}, r"GPTConfig\.layers"),
         ({"gpt_num_audio_tokens": 40}, r"gpt\.mel_embedding\.weight \(34, 96\), not"),
         (b"{", r"cannot be read .*copy the release's config\.json"),
-        (b'{"model": "vits", "model_args": {}}', "is not XTTS's"),
+        (b'{"model": "vits", "model_args": {}}', "describes no XTTS-v2.*gpt_layers"),
     ],
 )
 def test_a_configuration_that_does_not_fit_is_reported(over, message, folder):
@@ -251,16 +237,6 @@ def test_an_export_neither_overwrites_what_was_read_nor_leaves_half(folder, tmp_
     with pytest.raises(DiskError, match=r"could not write .*see whether the disk is sound"):
         save_xtts(dataclasses.replace(xtts, model=random_model(seed=5)), new)
     assert {file.name: file.read_bytes() for file in new.iterdir()} == before
-
-
-def test_what_was_read_trains_and_speaks(release):
-    model = load_xtts(release).model
-    texts, codes, _ = random_rows(GPT, 2)
-    mels = torch.randn(2, 80, 12)
-    sum(model.train()(pack(model.config, texts, codes, mels))).backward()
-    assert all(p.grad is not None for p in model.parameters())
-    spoken = generate(model.eval(), texts, mels, GenerateConfig(temperature=0, exact_codes=5))
-    assert all(len(row.codes) == 5 for row in spoken)
 
 
 def test_an_export_over_another_removes_its_files(release, tmp_path):

@@ -1,7 +1,7 @@
 """Google Drive as a folder, COLAB_DRIVE, with the moods of a real one, COLAB_DRIVE_MOOD.
 
-"slow": each file takes its time. "failing": now and then a copy breaks off in the middle. "full":
-no more than COLAB_DRIVE_BYTES fit. "refused": it is never mounted.
+"slow": each file takes its time. "failing": now and then a copy breaks off in the middle.
+"refused": it is never mounted.
 """
 
 import errno
@@ -12,7 +12,6 @@ from pathlib import Path
 
 FOLDER = Path(os.environ["COLAB_DRIVE"])
 MOOD = os.environ.get("COLAB_DRIVE_MOOD", "")
-ROOM_BYTES = int(os.environ.get("COLAB_DRIVE_BYTES", "0"))
 _copyfile = shutil.copyfile
 _copies = 0
 
@@ -39,13 +38,7 @@ def copyfile(source, target, **how):
         size = os.path.getsize(source)
         if MOOD == "slow":
             time.sleep(0.05 + size / 20e6)
-        if MOOD == "full" and used_bytes() + size > ROOM_BYTES:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if MOOD == "failing" and _copies % 7 == 3:
             Path(target).write_bytes(Path(source).read_bytes()[: size // 2])
             raise OSError(errno.EIO, os.strerror(errno.EIO))
     return _copyfile(source, target, **how)
-
-
-def used_bytes() -> int:
-    return sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file())
