@@ -125,8 +125,7 @@ OF_THE_CORE = {
     "speak": {
         "recipe": "recipes.speak:speak",
         "purpose": "a sentence as a WAV file; what speech costs",
-        "writes": "the WAV file; those of --file, and index.csv; without both figures, samples "
-        "and export/",
+        "writes": "the WAV file; without --text figures, samples and export/",
         "example": '--text "..."',
     },
     "checklist": {
@@ -141,12 +140,6 @@ OF_THE_CORE = {
         "differ",
         "example": "--with other",
         "takes": "name",
-    },
-    "preset": {
-        "recipe": "recipes.reports:preset",
-        "purpose": "a run's settings as a preset, for other runs",
-        "writes": "nothing: the YAML goes to stdout (> mine.yaml), for --preset mine.yaml",
-        "takes": "preset",
     },
     "pack": {
         "recipe": "recipes.run_copy:pack",

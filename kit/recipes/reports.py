@@ -3,15 +3,12 @@
 Nothing is trained or measured again; only `Compare.listen` lets both voices speak.
 """
 
-import copy
 import dataclasses
 import shlex
 from collections.abc import Iterator
 
 import numpy as np
-import yaml
 
-from kit.base.config import load_preset, merge
 from kit.base.errors import KitError
 from kit.base.files import write_atomic
 from kit.base.formatting import figure_text, flat, format_gib, text_grid
@@ -24,7 +21,6 @@ from kit.recipes.open_run import ActiveRun, activate
 from kit.recipes.speak import Speaking
 from kit.recipes.train import loss_lines
 from kit.training.logs import read_log
-from kit.training.switches import load_choice
 from kit.tuning.checks import HEAD, Check, judged, table
 
 SENTENCES = 3  # to listen to
@@ -137,20 +133,15 @@ class Compare:
 
     def result(self) -> Result:
         """Loss curves of both, then a table: figures, and settings that differ."""
-        lines = self.losses()
+        lines = {}
+        for name, run in self.runs.items():
+            own = loss_lines(read_log(run.folder / "train.jsonl"))
+            lines |= {f"{name}, {what}": line for what, line in own.items()}
         pictures = [curves(lines, "step", "loss (nats per target)")] if lines else []
         differing = self.differing_settings()
         line = f"{' beside '.join(self.runs)}: {len(differing)} settings differ"
         grid = [("", *self.runs), *self.figures(), *differing]
         return Result(line=line, pictures=pictures, grid=grid)
-
-    def losses(self) -> dict[str, tuple]:
-        """(steps, losses) by the name of each curve: training, smoothed, and held out."""
-        lines = {}
-        for name, run in self.runs.items():
-            own = loss_lines(read_log(run.folder / "train.jsonl"))
-            lines |= {f"{name}, {what}": line for what, line in own.items()}
-        return lines
 
     def figures(self) -> list[tuple[str, ...]]:
         reports = [run.report() for run in self.runs.values()]
@@ -171,13 +162,12 @@ class Compare:
             values |= {name: report.get(name, "-") for name in ("device", "git")}
             values |= dict(flat(report.get("versions", {}), "versions."))
             columns.append(values | dict(flat(run.preset)))
-        names = dict.fromkeys([*columns[0], *columns[1]])
-        missing = object()
+        first, second = columns
         rows = []
-        for name in names:
-            pair = [values.get(name, missing) for values in columns]
+        for name in first | second:
+            pair = [values.get(name, "-") for values in columns]
             if pair[0] != pair[1]:
-                rows.append((name, *("-" if v is missing else figure_text(v) for v in pair)))
+                rows.append((name, *map(figure_text, pair)))
         return rows
 
     def listen(self, count: int = SENTENCES) -> Result:
@@ -191,15 +181,14 @@ class Compare:
                 f"One of {', '.join(self.runs)} can speak no held-out sentence of the other: "
                 "compare runs of one language."
             )
+        columns = {name: [] for name in self.runs}
         speech = [each.voice.speak(texts[:count], each.speaker, each.sampling) for each in voices]
-        sounds = []
         for text, *spoken in zip(texts, *speech):
             waves = same_level([np.asarray(each.wave) for each in spoken])
             for name, voice, wave in zip(self.runs, voices, waves):
-                sounds.append(
-                    Sound(caption=f"{name}: {text}", wave=wave, sample_rate_hz=voice.rate_hz)
-                )
-        return Result(line=f"{' and '.join(self.runs)}, equally loud", sounds=sounds)
+                sound = Sound(caption=text, wave=wave, sample_rate_hz=voice.rate_hz)
+                columns[name].append(sound)
+        return Result(line=f"{' beside '.join(self.runs)}, equally loud", compared=columns)
 
 
 def write_comparison(
@@ -225,35 +214,5 @@ def existing_run(name: str) -> Run:
 
 def same_level(waves: list[np.ndarray]) -> list[np.ndarray]:
     """Return `waves` (L,) scaled down to the lowest RMS of them: the louder one sounds better."""
-    levels = [float(np.sqrt(np.mean(np.square(wave)))) if len(wave) else 0.0 for wave in waves]
-    lowest = min(levels)
-    return [wave * (lowest / level) if lowest else wave for wave, level in zip(waves, levels)]
-
-
-def preset(run: Run) -> Result:
-    """Return the settings of `run` as a preset: plain YAML, which `--preset` takes as a file.
-
-    What its overlay, its own settings and its benchmark changed is in it. Positions are those of
-    its preset: another run gets as many as its recordings need.
-    """
-    sections = copy.deepcopy(run.preset)
-    usual = load_preset(run.preset_name)["model"]
-    for name in run.figure("data", "positions") or {}:
-        if name not in run.settings.get("model", {}):
-            sections["model"].pop(name, None)
-            if name in usual:
-                sections["model"][name] = usual[name]
-    own = run.settings
-    choice = load_choice(run.folder / "speed.yaml")
-    measured = merge(sections["speed"], choice.get("speed", {}))
-    sections["speed"] = merge(measured, own.get("speed", {}))
-    size = choice.get("data", {}).get("micro_batch")
-    if size and "micro_batch" not in own.get("data", {}):
-        sections["data"]["micro_batch"] = size
-    # A run's own settings come before what a preset changes for recordings, or for a base voice.
-    for changes in (sections.get("recordings", {}), sections.get("base_model", {})):
-        for name in changes.keys() & own.keys():
-            is_other_codec = name == "codec" and "kind" in own[name]
-            changes[name] = {} if is_other_codec else merge(changes[name], own[name])
-    text = yaml.safe_dump(sections, allow_unicode=True, sort_keys=False)
-    return Result(line=f"# The settings of the run {run.name}, preset {run.preset_name}.\n{text}")
+    levels = [float(np.sqrt(np.mean(np.square(wave)))) for wave in waves]
+    return [wave * (min(levels) / max(level, 1e-9)) for wave, level in zip(waves, levels)]

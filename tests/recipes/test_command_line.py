@@ -249,10 +249,3 @@ def test_evaluate_speak_and_checklist_follow(terminal, runs):
     path = runs / "said.wav"
     out = terminal.done("speak", "--run", "mine", "--text", "ሰላም ለሁሉም", "--out", str(path))
     assert f"Written: {path}" in out and path.read_bytes()[:4] == b"RIFF"
-    texts = runs / "texts.txt"
-    texts.write_text("ሰላም\nሰላም ለሁሉም\n", encoding="utf-8")
-    how = ("--file", str(texts), "--out", str(runs / "said"), "--json")
-    first, second = (json.loads(terminal.done("speak", "--run", "mine", *how)) for _ in "12")
-    assert first["figures"]["spoken_now"] == 2 and second["figures"]["spoken_now"] == 0
-    names = {"00001.wav", "00002.wav", "index.csv"}
-    assert {path.name for path in (runs / "said").iterdir()} == names

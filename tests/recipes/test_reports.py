@@ -1,18 +1,15 @@
 """The records of runs: two side by side, and the checklist of one."""
 
-import json
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from made_runs import leave_log
 
-from kit.base.config import merge
 from kit.base.errors import KitError
 from kit.base.run import Run, find_run
 from kit.recipes import reports
 from kit.recipes.base_model import MIN_HOURS, RELEASE
-from kit.recipes.open_run import RunSource
 from kit.recipes.reports import Checklist, Compare, write_comparison
 from kit.recipes.run_parts import START_FROM
 from kit.tuning.checks import Check
@@ -35,35 +32,6 @@ def two(runs, monkeypatch) -> tuple[Run, Run]:
         pair.append(run)
     pair[0].record(train={"peak_memory_bytes": 2**30})
     return tuple(pair)
-
-
-def test_a_runs_settings_are_a_preset_for_another_run(tmp_path, monkeypatch):
-    monkeypatch.setenv("KIT_RUNS", str(tmp_path / "runs"))
-    monkeypatch.delenv("KIT_PRESET", raising=False)
-    run = find_run("cpu", "quality", name="first")
-    run.begin()
-    run.record(data={"positions": {"max_text": 50, "max_code": 60}})
-    run = find_run(name="first").save_settings(
-        {"train": {"max_steps": 70, "lr": 1e-4}, "data": {"workers": 1}}
-    )
-    speed = {"sdpa": not run.section("speed").get("sdpa", False)}
-    lines = f"speed:\n  sdpa: {str(speed['sdpa']).lower()}\ndata:\n  micro_batch: 8\n"
-    run.path("speed.yaml").write_text(lines)
-    path = tmp_path / "mine.yaml"
-    path.write_text(str(reports.preset(find_run(name="first"))), encoding="utf-8")
-
-    again = find_run(str(path), name="second")
-    usual = find_run("cpu", "quality", name="third").preset
-    wanted = merge(usual, run.settings)
-    wanted = merge(wanted, {"speed": speed, "data": {"micro_batch": 8}})
-    for name in wanted.keys() - {"recordings", "base_model"}:
-        assert again.preset[name] == wanted[name], name
-    for source in (RunSource(), RunSource(data="clips")):
-        for name in ("train", "codec", "data"):
-            own = source.section(find_run(name="first"), name)
-            own = merge(own, {"micro_batch": 8}) if name == "data" else own
-            assert source.section(again, name) == own
-    assert json.loads(json.dumps(again.preset)) == again.preset, "plain values"
 
 
 def test_figures_curves_and_only_what_differs_in_the_settings(two):
@@ -116,13 +84,12 @@ class OneNote:
 def test_both_voices_are_played_equally_loud(two, monkeypatch):
     monkeypatch.setattr(reports, "Speaking", OneNote)
     monkeypatch.setattr(reports, "activate", lambda run: run)
-    sounds = Compare(*two).listen(2).sounds
-    assert [sound.caption for sound in sounds] == [
-        f"{run}: sentence {n}" for n in (0, 1) for run in ("slow", "fast")
-    ]
-    notes = [np.abs(np.fft.rfft(sound.wave)).argmax() for sound in sounds]
-    assert notes == [200, 400, 200, 400]
-    assert np.allclose([np.std(sound.wave) for sound in sounds], 0.2 / np.sqrt(2), atol=1e-3)
+    columns = Compare(*two).listen(2).compared
+    for name, note_hz in (("slow", 200), ("fast", 400)):
+        assert [sound.caption for sound in columns[name]] == ["sentence 0", "sentence 1"]
+        for sound in columns[name]:
+            assert np.abs(np.fft.rfft(sound.wave)).argmax() == note_hz
+            assert np.std(sound.wave) == pytest.approx(0.2 / np.sqrt(2), abs=1e-3)
 
 
 PEOPLE = {"data": "my/recordings", "language": "en"}
