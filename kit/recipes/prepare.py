@@ -273,10 +273,10 @@ class Preparation:
                 line=f"Nothing is cut: {reason}. Rejected as too long: {len(too_long):,} of the "
                 "recordings."
             )
-        new_segmenter = extras.load("SEGMENTERS", "pauses")
+        segmenter = extras.load("SEGMENTERS", "pauses")
         rules = self.rules
-        cutter = new_segmenter(self.recognizer, rules.language, rules.max_clip_s, rules.respell)
-        rows = read_dataset(self.folder, self.rules).rows
+        cutter = segmenter(self.recognizer, rules.language, rules.max_clip_s, rules.respell)
+        rows = read_dataset(self.folder, rules).rows
         rows = [row for row in rows if row.id in too_long]
         with on_device(run.hw.device, self.recognizer):
             clips = cutter.segment_rows(rows, run.path("long"), Ticker("seconds aligned"))

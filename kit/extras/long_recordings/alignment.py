@@ -193,7 +193,7 @@ class LongAligner:
         self.aligned: list[AlignedToken] = []
 
     def run(self, progress: Callable = lambda *_: None) -> list[AlignedToken]:
-        """Align the whole recording; call `progress(seconds done, total)` after each window."""
+        """Align the whole recording; call `progress(seconds done)` after each window."""
         now_s = 0.0
         phrase = 0  # the next to align
         total_s = self.reader.total_s
@@ -207,8 +207,7 @@ class LongAligner:
                 break
             else:
                 now_s = window.second(len(window.log_probs)) - WINDOW_S / 3
-            progress(now_s, total_s)
-        progress(total_s, total_s)
+            progress(now_s)
         return self.aligned
 
     def _match_window(self, window: Window, first: int) -> dict[int, list]:
