@@ -57,9 +57,6 @@ class Evaluation:
 
     __repr__ = __str__  # the plain-text side of a cell's output
 
-    def _repr_html_(self) -> str:
-        return Result(line=str(self))._repr_html_()
-
     def run(self) -> Iterator[Result]:
         """Run every step in turn; of an IndexTTS2 those that do without the kit's sound."""
         steps = (self.hear, self.error_rates, self.harder_sentences, self.speaker_conditioning)

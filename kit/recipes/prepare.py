@@ -15,7 +15,7 @@ from kit.audio.codec import codec_config
 from kit.audio.spectrogram import Mel, front_end_config, make_front_end, recognizer_mel
 from kit.base import extras
 from kit.base.config import build
-from kit.base.errors import DatasetError, KitError
+from kit.base.errors import DatasetError
 from kit.base.files import digest, file_digest
 from kit.base.hardware import on_device
 from kit.base.run import read_run_file
@@ -69,12 +69,7 @@ class Preparation:
         tokenizer: str = "",  # a SentencePiece model, taken as it is (one is trained)
         eval_data: str = "",  # recordings of their own to evaluate on (some of data)
         speakers: str = "",  # folder: each folder is a speaker (a column says it, or there is one)
-        until: str = "",  # stop after this step, such as fit_positions (make_batches)
     ):
-        self.until = until
-        names = [step.__name__ for step in self.steps()]
-        if until and until not in names:
-            raise KitError(f"--until {until}: there is no such step. They are {', '.join(names)}.")
         run = start_from_base(run, base_model, accept_license)
         pieces = run.section("text")
         asked = RunSource(
@@ -105,11 +100,9 @@ class Preparation:
         self.data_report_path = run.path("ledger.jsonl")
 
     def run(self) -> Iterator[Result]:
-        """Take every step in order, up to `until`; finished work is not repeated."""
+        """Take every step in order; finished work is not repeated."""
         for step in self.steps():
             yield step()
-            if step.__name__ == self.until:
-                return
 
     def to_batches(self) -> Iterator[Result]:
         """Take the steps after the tokenizer's."""

@@ -7,18 +7,16 @@ import dataclasses
 import shlex
 from collections.abc import Iterator
 
-import numpy as np
-
 from kit.base.errors import KitError
 from kit.base.files import write_atomic
 from kit.base.formatting import figure_text, flat, format_gib, text_grid
 from kit.base.run import Run, find_run, read_run_file, require_run
 from kit.notebook.plots import curves
-from kit.notebook.result import Result, Sound
+from kit.notebook.result import Result
 from kit.recipes.base_model import MIN_HOURS, too_few_hours
 from kit.recipes.evaluate import voice_checks
 from kit.recipes.open_run import ActiveRun, activate
-from kit.recipes.speak import Speaking
+from kit.recipes.speak import Speaking, sound_of
 from kit.recipes.train import loss_lines
 from kit.training.logs import read_log
 from kit.tuning.checks import HEAD, Check, judged, table
@@ -171,7 +169,7 @@ class Compare:
         return rows
 
     def listen(self, count: int = SENTENCES) -> Result:
-        """The same held-out sentences spoken by both voices, equally loud."""
+        """The same held-out sentences spoken by both voices."""
         voices = []
         for run in self.runs.values():
             voices.append(Speaking(run if isinstance(run, ActiveRun) else activate(run)))
@@ -181,14 +179,11 @@ class Compare:
                 f"One of {', '.join(self.runs)} can speak no held-out sentence of the other: "
                 "compare runs of one language."
             )
-        columns = {name: [] for name in self.runs}
-        speech = [each.voice.speak(texts[:count], each.speaker, each.sampling) for each in voices]
-        for text, *spoken in zip(texts, *speech):
-            waves = same_level([np.asarray(each.wave) for each in spoken])
-            for name, voice, wave in zip(self.runs, voices, waves):
-                sound = Sound(caption=text, wave=wave, sample_rate_hz=voice.rate_hz)
-                columns[name].append(sound)
-        return Result(line=f"{' beside '.join(self.runs)}, equally loud", compared=columns)
+        columns = {}
+        for name, each in zip(self.runs, voices):
+            spoken = each.voice.speak(texts[:count], each.speaker, each.sampling)
+            columns[name] = [sound_of(each.voice, speech) for speech in spoken]
+        return Result(line=" beside ".join(self.runs), compared=columns)
 
 
 def write_comparison(
@@ -210,9 +205,3 @@ def existing_run(name: str) -> Run:
     """Return the run `name`. Raises KitError where there is none, with the nearest name."""
     folder = require_run(name)
     return find_run(read_run_file(folder / "preset"), name=name)
-
-
-def same_level(waves: list[np.ndarray]) -> list[np.ndarray]:
-    """Return `waves` (L,) scaled down to the lowest RMS of them: the louder one sounds better."""
-    levels = [float(np.sqrt(np.mean(np.square(wave)))) for wave in waves]
-    return [wave * (min(levels) / max(level, 1e-9)) for wave, level in zip(waves, levels)]

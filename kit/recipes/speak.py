@@ -23,6 +23,7 @@ from kit.inference.evaluate import save_samples
 from kit.inference.export import CARD, load_export, read_card
 from kit.inference.voice import Speech, Voice, remark
 from kit.inference.voice_files import load_voice
+from kit.model.weights import WEIGHTS
 from kit.notebook.plots import mel_picture
 from kit.notebook.result import Result, Sound, players_of
 from kit.notebook.speech_panels import SpeakPanel, show_download_button, zip_folder
@@ -62,9 +63,8 @@ class Speaking:
             # Triton 3.3 has no matrix products (`tl.dot`) for Turing and older GPUs (triton#5066).
             self.config = dataclasses.replace(self.config, compiled=())
         self.weights = chosen_weights(run)
-        self.weights_file = run.folder / f"model-{self.weights}.safetensors"
         language = run.require_figure("data", "language", "01_data_prep")
-        self.voice = load_voice(run.folder, self.weights_file.name, language, run.hw.device)
+        self.voice = load_voice(run.folder, WEIGHTS[self.weights], language, run.hw.device)
         self.speaker = self.voice.speakers[0]
         self.rate_hz = self.voice.codec.sample_rate
         self.sampling = sampling_of(run)
@@ -100,7 +100,6 @@ class Speaking:
         return voices_by_format(self.voice, self.config.formats, self.config.compiled)
 
     def run(self) -> Iterator[Result]:
-        """Run every step; measurements of the same voice on the same machine are reused."""
         yield self.say()
         yield self.stream()
         yield from self.costs.run()

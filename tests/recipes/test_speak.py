@@ -24,7 +24,6 @@ from kit.recipes.base_model import SAMPLE, voice_folder
 from kit.recipes.exports import chosen_weights, current_export
 from kit.recipes.open_run import ActiveRun
 from kit.recipes.speak import BREAD, SOUND_FILES, Speaking, say_sample, speak, written
-from kit.recipes.speaking_costs import STEPS
 from kit.settings import GenerateConfig
 
 SMALL = {
@@ -100,11 +99,11 @@ def test_what_cannot_be_said_is_refused(words, error, fact, speaking, tmp_path, 
 @pytest.fixture(scope="module")
 def report(speaking) -> dict:
     lines = [str(result) for result in speaking.run()]
-    assert len(lines) == 4 + len(STEPS) and all(lines)
+    assert len(lines) == 9 and all(lines)
     return speaking.active_run.report()
 
 
-def test_steps_record_figures_once_and_leave_samples_and_an_export(report, speaking, active_run):
+def test_steps_record_figures_and_leave_an_export(report, speaking):
     figures = report["infer"]
     for key in ("kv_speedup", "first_sound_ms", "int8_speedup"):
         assert figures[key] > 0
@@ -118,12 +117,6 @@ def test_steps_record_figures_once_and_leave_samples_and_an_export(report, speak
     once = dataclasses.replace(speaking.sampling, best_of=1, exact_codes=9, temperature=0)
     codes = [voice.speak(["ሰላም"], speaking.speaker, once)[0].codes for voice in voices]
     assert torch.equal(*codes)
-    assert all("measured before" in str(result) for result in Speaking(active_run).costs.run())
-    assert active_run.report()["infer"] == report["infer"] and "measured" not in report["infer"]
-    trained_on = Speaking(active_run)
-    trained_on.weights_file = folder / "longer.safetensors"
-    trained_on.weights_file.write_bytes(b"other weights")
-    assert "measured before" not in str(next(trained_on.costs.run()))
 
 
 def test_two_voices_say_the_same_sentences_side_by_side(report, speaking):
@@ -190,13 +183,6 @@ def test_an_export_is_renewed_once_weights_or_settings_have_changed(active_run, 
     for name in WEIGHTS.values():  # deleted to make room: the export stands alone
         (folder / name).unlink()
     assert current_export(warmer) == folder / "export"
-
-
-def test_another_codec_of_the_same_weights_is_measured_again(active_run, tmp_path):
-    folder = shutil.copytree(active_run.folder, tmp_path / "run")
-    (folder / "sound.safetensors").write_bytes(b"trained again")
-    run = dataclasses.replace(active_run, folder=folder)
-    assert Speaking(run).costs.fingerprint != Speaking(active_run).costs.fingerprint
 
 
 @pytest.mark.parametrize("suffix", SOUND_FILES)

@@ -29,8 +29,8 @@ from kit.dataset.data_report import rows_in_split
 from kit.dataset.manifest import Utterance, read_manifest, write_lines
 from kit.dataset.tables import read_texts
 from kit.extras.long_recordings import segmentation, transcripts
-from kit.extras.long_recordings.alignment import Pause, WindowReader
-from kit.extras.long_recordings.segmentation import SegmentConfig, Segmenter, Span
+from kit.extras.long_recordings.alignment import Span, WindowReader
+from kit.extras.long_recordings.segmentation import SegmentConfig, Segmenter
 from kit.extras.whisper.recognizer import (
     WhisperRecognizer,
     new_whisper,
@@ -323,7 +323,7 @@ def frame_loudness(reader: WindowReader) -> Tensor:
     return torch.cat(blocks) if blocks else torch.zeros(0)
 
 
-def find_pauses(loudness: Tensor, total_s: float) -> list[Pause]:
+def find_pauses(loudness: Tensor, total_s: float) -> list[Span]:
     """Return the pauses between words, with one (maybe of 0 s) at each end of the recording.
 
     A frame is quiet beside its minute or beside the whole recording: a minute may be all silence.
@@ -339,15 +339,15 @@ def find_pauses(loudness: Tensor, total_s: float) -> list[Pause]:
     for start, stop in edges * FRAME_S:
         at_an_end = start == 0 or stop >= total_s
         if stop - start >= CUTS.least_pause_s or at_an_end:
-            pauses.append(Pause(start_s=float(start), end_s=min(float(stop), total_s)))
+            pauses.append(Span(start_s=float(start), end_s=min(float(stop), total_s)))
     if not pauses or pauses[0].start_s > 0:
-        pauses.insert(0, Pause(start_s=0.0, end_s=0.0))
+        pauses.insert(0, Span(start_s=0.0, end_s=0.0))
     if pauses[-1].end_s < total_s:
-        pauses.append(Pause(start_s=total_s, end_s=total_s))
+        pauses.append(Span(start_s=total_s, end_s=total_s))
     return pauses
 
 
-def plan_clips(pauses: list[Pause]) -> list[Span]:
+def plan_clips(pauses: list[Span]) -> list[Span]:
     """Return clips from pause to pause, with no long pause inside; most end in longer pauses."""
     places = [
         segmentation.Boundary(
@@ -367,7 +367,7 @@ def plan_clips(pauses: list[Pause]) -> list[Span]:
     return clips
 
 
-def gaps(clips: list[Span], pauses: list[Pause], total_s: float) -> list[Span]:
+def gaps(clips: list[Span], pauses: list[Span], total_s: float) -> list[Span]:
     """Return what is in no clip, with the reason: clips and gaps cover `total_s` exactly."""
     edges = [0.0, *(edge for clip in clips for edge in (clip.start_s, clip.end_s)), total_s]
     spoken = [(a.end_s, b.start_s) for a, b in zip(pauses, pauses[1:])]

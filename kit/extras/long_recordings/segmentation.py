@@ -22,7 +22,7 @@ from kit.base.errors import DatasetError, DiskError
 from kit.base.formatting import non_utf8_problem
 from kit.dataset.manifest import Utterance, write_lines
 from kit.extras.long_recordings import alignment
-from kit.extras.long_recordings.alignment import AlignedToken, Pause, Token, WindowReader
+from kit.extras.long_recordings.alignment import AlignedToken, Span, Token, WindowReader
 
 EDGE_S = 0.1  # a boundary this near to an end of the recording needs no pause
 NEAR_S = 0.4  # a pause further from a word has something else in between
@@ -44,33 +44,10 @@ class SegmentConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Span:
-    """A stretch of a recording: a clip with its text, or a loss, a line of losses.jsonl.
-
-    A loss of 0 seconds is text that was not recognised.
-    """
-
-    file: str = ""  # of a loss
-    start_s: float
-    end_s: float
-    text: str = ""
-    reason: str = ""  # of a loss
-
-    @property
-    def seconds(self) -> float:
-        return self.end_s - self.start_s
-
-    def as_loss(self) -> dict:
-        """Return its line of losses.jsonl, or of one recording's, without a file."""
-        names = ("file", "start_s", "end_s", "reason")
-        return {name: getattr(self, name) for name in names if getattr(self, name) != ""}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Boundary:
     """A place between two words (or beside one) where a clip may begin or end."""
 
-    pause: Pause
+    pause: Span
     allowed: bool
     ends_sentence: bool
 
