@@ -188,7 +188,6 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands."""
     lines = []
     for name, command in COMMANDS.items():
         example = f": {command.example}" if command.example else ""
@@ -215,7 +214,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def add_options(own: argparse.ArgumentParser, command: Command) -> None:
-    """Add the options of all commands, and those of `command`."""
     own.set_defaults(run="", preset="", use="", set=[], tables=False, json=False)
     folder = "the run's folder (KIT_RUN, or the run used last)"
     if command.takes == "preset":

@@ -21,7 +21,7 @@ from kit.audio.spectrogram import Mel, load_mel
 from kit.base import extras
 from kit.base.config import build
 from kit.base.errors import KitError
-from kit.base.files import digest, file_digest, file_kind, write_atomic
+from kit.base.files import digest, file_digest, write_atomic
 from kit.base.run import read_run_file
 from kit.base.tensor_file import take_layers
 from kit.dataset.data_report import rows_in_split
@@ -126,10 +126,7 @@ def load_own_tokenizer(given: Path) -> Tokenizer:
     try:
         return Tokenizer(given)
     except KitError as error:
-        raise KitError(
-            f"TOKENIZER must be a SentencePiece model, as spm_train writes it: {given} is not "
-            f"one, or damaged ({file_kind(given) or 'of an unknown kind'})."
-        ) from error
+        raise KitError(f"TOKENIZER: {error}") from error
 
 
 def own_tokenizer(
@@ -249,7 +246,6 @@ def load_matching_codec(path: Path, config: CodecConfig) -> Codec | None:
 
 
 def describe_codec_training(figures: dict) -> str:
-    """How the codec was trained, from the figures in the run's record."""
     text = figures["ending"]
     if figures["held_out"] is not None:
         text = f"held-out loss {figures['held_out']:.3f} {text}"

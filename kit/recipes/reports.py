@@ -53,7 +53,6 @@ class Checklist:
         yield self.result()
 
     def result(self) -> Result:
-        """The list as a table, and the verdict as a line."""
         train = self.report.get("train", {})
         during = [Check(**row) for row in train.get("checks", [])]
         checks = {"before": self.before(), "during": during, "after": self.after()}
@@ -130,7 +129,6 @@ class Compare:
         self.runs = {run.name: run for run in (run_a, run_b)}
 
     def result(self) -> Result:
-        """Loss curves of both, then a table: figures, and settings that differ."""
         lines = {}
         for name, run in self.runs.items():
             own = loss_lines(read_log(run.folder / "train.jsonl"))

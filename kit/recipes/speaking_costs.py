@@ -33,7 +33,6 @@ class SpeakingCosts:
         return next(iter(self.speaking.voices.values()))
 
     def record(self, line: str, pictures: list, figures: dict, grid: list = ()) -> Result:
-        """Save `figures` in the report; returns the step's result."""
         self.speaking.active_run.record(infer=figures)
         return Result(line=line, pictures=pictures, figures=figures, shown=False, grid=grid)
 

@@ -153,7 +153,6 @@ def write_example(rows: list[Utterance], folder: Path, sample_rate: int) -> None
 
 
 def _losses_table(losses: list[Span]) -> list[tuple[str, ...]]:
-    """The longest losses; empty where there are none."""
     if not losses:
         return []
     longest = sorted(losses, key=lambda loss: loss.start_s - loss.end_s)[:MAX_ROWS]

@@ -189,7 +189,6 @@ def kit_sentences(language: str) -> list[str]:
 
 
 def record_page(folder: RecordingFolder):
-    """Return the Gradio page that shows the sentences one by one and records them."""
     gradio = import_gradio()
 
     def save(sentence: str, wav: str):
@@ -212,7 +211,6 @@ def record_page(folder: RecordingFolder):
 
 
 def upload_page(folder: Path):
-    """Return the Gradio page that uploads files into `folder`."""
     gradio = import_gradio()
 
     def add(files: list[str] | None) -> tuple:
