@@ -19,7 +19,6 @@ from kit.audio.recognizer import SpeechRecognizer
 from kit.base import files
 from kit.base.config import require
 from kit.base.errors import DatasetError, DiskError
-from kit.base.formatting import non_utf8_problem
 from kit.dataset.manifest import Utterance, write_lines
 from kit.extras.long_recordings import alignment
 from kit.extras.long_recordings.alignment import AlignedToken, Span, Token, WindowReader
@@ -172,13 +171,8 @@ def _excerpt(words: list[str]) -> str:
 
 
 def find_audio(folder: Path) -> list[Path]:
-    """Return the audio files under `folder`. Raises DatasetError for a name that is not UTF-8."""
     paths = Path(folder).rglob("*")
-    recordings = sorted(p for p in paths if p.suffix.lower() in SUFFIXES and p.is_file())
-    for path in recordings:
-        if non_utf8_problem(path):
-            raise DatasetError(f"{non_utf8_problem(path)}.")
-    return recordings
+    return sorted(p for p in paths if p.suffix.lower() in SUFFIXES and p.is_file())
 
 
 def find_recordings(folder: Path) -> list[Path]:
@@ -186,9 +180,8 @@ def find_recordings(folder: Path) -> list[Path]:
     recordings = find_audio(folder)
     if not any(p.with_suffix(".txt").is_file() for p in recordings):
         raise DatasetError(
-            f"{folder} holds no recording with a transcript beside it: expected NAME.wav (or "
-            f"{', '.join(SUFFIXES[1:])}) and NAME.txt, found {len(recordings)} recordings and no "
-            ".txt of theirs."
+            f"{folder} holds no recording with a transcript beside it: expected NAME.wav and "
+            f"NAME.txt, found {len(recordings)} recordings."
         )
     return recordings
 
