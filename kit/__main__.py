@@ -96,8 +96,7 @@ def run_command(options: argparse.Namespace, interrupts: Interrupts) -> int:
     if ranks.several and options.command != "train":
         raise KitError(
             f"`{options.command}` runs in one process, but torchrun has started {ranks.world}: run "
-            "it without torchrun, which is for `train` alone. Several machines prepare a large "
-            "corpus by `prepare --shard`."
+            "it without torchrun, which is for `train` alone."
         )
     run = dataclasses.replace(start(*chosen, create=command.begins), ranks=ranks)
     print(run, flush=True)

@@ -32,12 +32,10 @@ class Sound:
     sample_rate_hz: int
 
     def wav_bytes(self) -> bytes:
-        """A 16-bit WAV file."""
         return encode_wav(np.asarray(self.wave), self.sample_rate_hz)
 
 
 def players_of(waves: dict[str, Tensor], sample_rate: int) -> list[Sound]:
-    """Sounds of `waves` (L,) under their captions."""
     return [
         Sound(caption=caption, wave=wave.numpy(), sample_rate_hz=sample_rate)
         for caption, wave in waves.items()

@@ -122,8 +122,7 @@ OF_THE_CORE = {
     "speak": {
         "recipe": "recipes.speak:speak",
         "purpose": "a sentence as a WAV file; what speech costs",
-        "writes": "the WAV file; those of --file, and index.csv; without both figures, samples "
-        "and export/",
+        "writes": "the WAV file; without --text figures, samples and export/",
         "example": '--text "..."',
     },
     "checklist": {
@@ -139,11 +138,6 @@ OF_THE_CORE = {
         "example": "--with other",
         "takes": "name",
     },
-    "preset": {
-        "recipe": "recipes.reports:preset",
-        "purpose": "a run's settings as a preset, for other runs",
-        "writes": "nothing: the YAML goes to stdout (> mine.yaml), for --preset mine.yaml",
-        "takes": "preset",
     },
 }
 COMMANDS = {
@@ -178,7 +172,6 @@ def options_of(recipe: str) -> list[tuple[str, str, str]]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands."""
     lines = []
     for name, command in COMMANDS.items():
         example = f": {command.example}" if command.example else ""
@@ -205,7 +198,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def add_options(own: argparse.ArgumentParser, command: Command) -> None:
-    """Add the options of all commands, and those of `command`."""
     own.set_defaults(run="", preset="", use="", set=[], tables=False)
     folder = "the run's folder (KIT_RUN, or the run used last)"
     if command.takes == "preset":

@@ -57,9 +57,6 @@ class Evaluation:
 
     __repr__ = __str__  # the plain-text side of a cell's output
 
-    def _repr_html_(self) -> str:
-        return Result(line=str(self))._repr_html_()
-
     def run(self) -> Iterator[Result]:
         """Run every step in turn; of an IndexTTS2 those that do without the kit's sound."""
         steps = (self.hear, self.error_rates, self.harder_sentences, self.speaker_conditioning)
@@ -177,7 +174,6 @@ class Evaluation:
         return dataclasses.replace(result, compared=self.sounds_by_weights())
 
     def sounds_by_weights(self) -> dict[str, list[Sound]]:
-        """The first held-out sentences by each set of weights, one candidate each."""
         sounds = {}
         for name, spoken in self.data.by_weights.items():
             sounds[name] = []
@@ -277,7 +273,6 @@ class Evaluation:
         )
 
     def record(self, line: str, figures: dict, picture=None, grid: list = ()) -> Result:
-        """Record `figures` under `eval` in the run's report; returns the step's result."""
         self.active_run.record(eval=figures)
         pictures = [picture] if picture else []
         return Result(line=line, pictures=pictures, figures=figures, shown=False, grid=grid)

@@ -27,7 +27,6 @@ from kit.settings import GenerateConfig
 
 # Splits: words that training never saw, long sentences, and known words in any order.
 HARDER = ("unseen", "long", "free_order")
-BATCH = 16  # examples at a time when measuring the loss of a speaker
 MIN_GAIN = 0.001  # share of the loss that a speaker's own reference must save to count as used
 
 
@@ -199,6 +198,7 @@ class SpeakerLoss:
         return self.other - self.own > MIN_GAIN * self.own
 
 
+@torch.inference_mode()
 def loss_by_speaker(voice: Voice, clips: list[tuple[str, str, Tensor]]) -> dict[str, SpeakerLoss]:
     """Return the loss on each speaker's `clips`; {} for a voice with one speaker.
 
@@ -209,42 +209,24 @@ def loss_by_speaker(voice: Voice, clips: list[tuple[str, str, Tensor]]) -> dict[
     names = voice.speakers
     if len(names) < 2:
         return {}
+    config = voice.model.config
+    device = voice.model.final_norm.weight.device
     losses = {}
     for name, other in zip(names, names[1:] + names[:1]):
-        own = [(text, wave) for text, speaker, wave in clips if speaker == name]
-        examples = encode_clips(voice, own)
-        if examples:
-            losses[name] = SpeakerLoss(
-                own=mean_loss(voice, examples, name), other=mean_loss(voice, examples, other)
-            )
+        references = [voice.reference(each)[None].to(device) for each in (name, other)]
+        sums = [0.0, 0.0]
+        codes_read = 0
+        for text, _, wave in (clip for clip in clips if clip[1] == name):
+            wave = resampled(wave, voice.codec.sample_rate, voice.codec.input_sample_rate)
+            codes = voice.codec.encode(wave[None])[0].tolist()
+            ids = voice.ids(text)
+            if len(ids) + 2 > config.max_text or len(codes) + 2 > config.max_code:
+                continue
+            for i, reference in enumerate(references):
+                batch = pack(config, [ids], [codes], reference)
+                _, code_loss = voice.model(batch.to(device))
+                sums[i] += code_loss.item()
+            codes_read += len(batch.code_targets)
+        if codes_read:
+            losses[name] = SpeakerLoss(own=sums[0] / codes_read, other=sums[1] / codes_read)
     return losses
-
-
-def encode_clips(
-    voice: Voice, clips: list[tuple[str, Tensor]]
-) -> list[tuple[list[int], list[int]]]:
-    """Text ids and codes of each text and its sound (L,), the shortest first."""
-    config = voice.model.config
-    examples = []
-    for text, wave in clips:
-        wave = resampled(wave, voice.codec.sample_rate, voice.codec.input_sample_rate)
-        codes = voice.codec.encode(wave[None])[0].tolist()
-        ids = voice.ids(text)
-        if len(ids) + 2 <= config.max_text and len(codes) + 2 <= config.max_code:
-            examples.append((ids, codes))
-    return sorted(examples, key=lambda example: len(example[1]))
-
-
-@torch.inference_mode()
-def mean_loss(voice: Voice, examples: list[tuple[list[int], list[int]]], speaker: str) -> float:
-    device = voice.model.final_norm.weight.device
-    reference = voice.reference(speaker).to(device)
-    loss_sum = 0.0
-    targets = 0
-    for first in range(0, len(examples), BATCH):
-        texts, codes = zip(*examples[first : first + BATCH])
-        batch = pack(voice.model.config, texts, codes, reference.expand(len(texts), -1, -1))
-        _, code_loss = voice.model(batch.to(device))
-        loss_sum += code_loss.item()
-        targets += len(batch.code_targets)
-    return loss_sum / targets

@@ -1,8 +1,7 @@
 """Notebook 01: from recordings to batches; each step is a cell.
 
 Every step keeps its files in the run's folder and records its figures. Files made earlier from the
-same recordings with the same settings are used again. Several machines share the long steps by
-`--shard` (prepare_shard.py).
+same recordings with the same settings are used again.
 """
 
 import dataclasses
@@ -16,7 +15,7 @@ from kit.audio.codec import codec_config
 from kit.audio.spectrogram import Mel, front_end_config, make_front_end, recognizer_mel
 from kit.base import extras
 from kit.base.config import build
-from kit.base.errors import DatasetError, KitError
+from kit.base.errors import DatasetError
 from kit.base.files import digest, file_digest
 from kit.base.hardware import on_device
 from kit.base.run import read_run_file
@@ -40,25 +39,9 @@ from kit.recipes import prepare_parts as parts
 from kit.recipes.base_model import start_from_base
 from kit.recipes.open_run import ActiveRun, RunSource
 from kit.recipes.prepare_results import alignment_result, check_result
-from kit.recipes.prepare_shard import check_shard, encode_shard, parse_shard
 from kit.recipes.run_parts import START_FROM
 from kit.text import train_tokenizer
 from kit.text.normalize import language_example, normalize
-
-# Which step sets an attribute; the error for reading it before that names the step.
-MADE_BY = {
-    "checked": "check",
-    "folder": "check",
-    "tokenizer": "train_tokenizer",
-    "codec": "train_codec",
-    "recognizer": "train_recognizer",
-    "matched": "align",
-    "aligned": "align",
-    "cut": "cut_long",
-    "data_report": "fit_positions",
-    "cache": "encode",
-    "stream": "make_batches",
-}
 
 
 class Preparation:
@@ -68,7 +51,7 @@ class Preparation:
     Amharic. The codec of a `base_model` is used as it is, and its tokenizer is extended, or that of
     an IndexTTS2 replaced by `tokenizer`. All recordings of `eval_data` are held out, and of `data`
     none are chosen for that; a speaker may be new there. Raises DatasetError when too many hours
-    are rejected.
+    are rejected. A step sets attributes that the next ones read.
     """
 
     def __init__(
@@ -86,14 +69,7 @@ class Preparation:
         tokenizer: str = "",  # a SentencePiece model, taken as it is (one is trained)
         eval_data: str = "",  # recordings of their own to evaluate on (some of data)
         speakers: str = "",  # folder: each folder is a speaker (a column says it, or there is one)
-        shard: str = "",  # 3/16: check and encode only the third of sixteen parts (all)
-        until: str = "",  # stop after this step, such as fit_positions (make_batches)
     ):
-        self.shard = shard
-        self.until = until
-        names = [step.__name__ for step in self.steps()]
-        if until and until not in names:
-            raise KitError(f"--until {until}: there is no such step. They are {', '.join(names)}.")
         run = start_from_base(run, base_model, accept_license)
         pieces = run.section("text")
         asked = RunSource(
@@ -123,26 +99,10 @@ class Preparation:
         self.rules = build(settings.ManifestConfig, run.section("manifest"), **given)
         self.data_report_path = run.path("ledger.jsonl")
 
-    def __getattr__(self, name: str):
-        if name not in MADE_BY:
-            raise AttributeError(f"Preparation has no attribute `{name}`")
-        raise KitError(
-            f"There is no `{name}` yet: `{MADE_BY[name]}()` makes it. In a notebook, run the cells "
-            "from the top."
-        )
-
     def run(self) -> Iterator[Result]:
-        """Take every step in order, or those of a shard; finished work is not repeated."""
-        if self.shard:
-            run = self.active_run
-            part = parse_shard(self.shard)
-            yield check_shard(run, self.source, self.rules, part)
-            yield encode_shard(run, self.codec_config, self.front_end, self.data_config, part)
-            return
+        """Take every step in order; finished work is not repeated."""
         for step in self.steps():
             yield step()
-            if step.__name__ == self.until:
-                return
 
     def to_batches(self) -> Iterator[Result]:
         """Take the steps after the tokenizer's."""
@@ -177,7 +137,10 @@ class Preparation:
         parts.text_stamp(self.source.text)  # raises for a text that is not there
         self.source.begin(run)
         self.folder = parts.fetch_recordings(self.source, run, self.rules)
-        evaluation = parts.fetch_evaluation(self.source, run, self.rules)
+        eval_data = self.source.eval_data
+        evaluation = None
+        if eval_data:
+            evaluation = parts.fetch_own(eval_data, run, "unpacked-eval", self.rules)
         self.checked = check_dataset(
             self.folder, self.rules, run.folder, Ticker("checked"), evaluation
         )
@@ -191,13 +154,13 @@ class Preparation:
         """
         self.checked.before_segmentation().require_usable(self.rules, self.data_report_path)
         rows = self.checked.kept
-        if len(rows) == 1 and not self.checked.too_long:
+        too_long = self.checked.too_long
+        if len(rows) == 1 and not too_long:
             raise DatasetError(
-                f"One recording can be used, {rows[0].id} ({rows[0].file}, line {rows[0].line}), "
-                "and training needs two: one of them is held out. Add recordings."
+                f"Only {rows[0].id} ({rows[0].file}, line {rows[0].line}) can be used, and two "
+                "recordings are needed: one of them is held out."
             )
         line = f"The {len(rows):,} clips that are kept: {self.active_run.path('manifest.jsonl')}"
-        too_long = self.checked.too_long
         if too_long:
             minutes = sum(finding.seconds for finding in too_long) / 60
             line += (
@@ -288,27 +251,28 @@ class Preparation:
         """Cut recordings that are too long at their pauses; the originals are not changed."""
         run = self.active_run
         too_long = {finding.id for finding in self.aligned.too_long}
+        self.cut = self.aligned
+        if not too_long:
+            return Result(line="No recording is too long.")
         reason = ""
         if not self.matched.judged:
             reason = "the recogniser is not good enough to find the words"
         elif "pauses" not in extras.offered("SEGMENTERS"):
             reason = "the extra long_recordings, which cuts them, is not in kit/extras"
         if reason:
-            self.cut = self.aligned
-            line = f"Nothing is cut: {reason}."
-            if too_long:
-                line += f" Rejected as too long: {len(too_long):,} of the recordings."
-            return Result(line=line)
-        new_segmenter = extras.load("SEGMENTERS", "pauses")
+            return Result(
+                line=f"Nothing is cut: {reason}. Rejected as too long: {len(too_long):,} of the "
+                "recordings."
+            )
+        segmenter = extras.load("SEGMENTERS", "pauses")
         rules = self.rules
-        cutter = new_segmenter(self.recognizer, rules.language, rules.max_clip_s, rules.respell)
-        rows = read_dataset(self.folder, self.rules).rows if too_long else []
+        cutter = segmenter(self.recognizer, rules.language, rules.max_clip_s, rules.respell)
+        rows = read_dataset(self.folder, rules).rows
         rows = [row for row in rows if row.id in too_long]
         with on_device(run.hw.device, self.recognizer):
             clips = cutter.segment_rows(rows, run.path("long"), Ticker("seconds aligned"))
         self.cut = self.aligned.with_clips(clips)
-        line = f"{len(clips)} clips from {len(too_long)} recordings that were too long"
-        return Result(line=line if too_long else "No recording is too long.")
+        return Result(line=f"{len(clips)} clips from {len(too_long)} recordings that were too long")
 
     def fit_positions(self) -> Result:
         """Size the model's position tables for the longest rows; write the manifest."""

@@ -21,7 +21,7 @@ from kit.audio.spectrogram import Mel, load_mel
 from kit.base import extras
 from kit.base.config import build
 from kit.base.errors import KitError
-from kit.base.files import digest, file_digest, file_kind, write_atomic
+from kit.base.files import digest, file_digest, write_atomic
 from kit.base.run import read_run_file
 from kit.base.tensor_file import take_layers
 from kit.dataset.data_report import rows_in_split
@@ -41,10 +41,8 @@ from kit.settings import (
 )
 from kit.streams.formats import require_known_format
 from kit.text import train_tokenizer
-from kit.text.normalize import language_rules
 from kit.text.tokenizer import BaseTokenizer, Tokenizer, load_tokenizer
 
-SOUND_ONLY = ("griffin_lim_iters", "griffin_lim_power")
 CODEC_CLIPS = 2000  # most recordings the codec is trained on
 HELD_OUT_CLIPS = 32  # held-out recordings that codec and recogniser are judged on
 REUSED = "the one of before, with these settings, is used again"
@@ -58,11 +56,6 @@ def fetch_recordings(
         return fetch_own(source.data, run, "unpacked", rules)
     corpus = build(CorpusConfig, run.section("corpus"), language=source.language)
     return make_corpus(corpus, run.path("corpus"), Ticker("spoken"))
-
-
-def fetch_evaluation(source: RunSource, run: ActiveRun, rules: ManifestConfig) -> Path | None:
-    """Download or unpack the recordings of `source.eval_data`; return their folder, or None."""
-    return fetch_own(source.eval_data, run, "unpacked-eval", rules) if source.eval_data else None
 
 
 def fetch_own(data: str, run: ActiveRun, name: str, rules: ManifestConfig | None) -> Path:
@@ -82,7 +75,7 @@ def train_or_load_tokenizer(
     path = run.path("tokenizer.model")
     base = load_base_tokenizer(run, source.language)
     if source.tokenizer:
-        return own_tokenizer(run, config, lines, source, base)
+        return own_tokenizer(run, lines, source, base)
     key_path = run.path("tokenizer.key")  # what `path` was made from
     made_from = [config, lines, source.language, text_stamp(source.text) or ""]
     if base is not None:
@@ -104,23 +97,23 @@ def require_own_tokenizer(run: ActiveRun, source: RunSource) -> None:
     And where its phonemes are not those of the base voice.
     """
     base = load_base_tokenizer(run, source.language)
+    voice = read_run_file(run.folder / START_FROM).partition(" ")[2]
     if base is not None and source.phonemes not in ("", base.phonemes):
         raise KitError(
-            f"PHONEMES is {source.phonemes}, but the base voice "
-            f"{read_run_file(run.folder / START_FROM).partition(' ')[2]} spells in "
+            f"PHONEMES is {source.phonemes}, but the base voice {voice} spells in "
             f"{base.phonemes or 'letters'}: leave it empty, or start from a voice of phonemes."
         )
     if not source.tokenizer:
         return
     others = {"TEXT": source.text, "PHONEMES": source.phonemes}
     if base is not None and not base.replaceable:
-        others["BASE_MODEL"] = read_run_file(run.folder / START_FROM)
+        others["BASE_MODEL"] = voice
     for name, value in others.items():
         if value:
             raise KitError(
                 f"TOKENIZER is {source.tokenizer}, which is taken as it is, and {name} is {value}: "
-                "leave one of them empty. TEXT and PHONEMES are for a tokenizer that is trained "
-                "here, and a base voice has its own; only that of an IndexTTS2 can be replaced."
+                "leave one of them empty. Of base voices only that of an IndexTTS2 takes another "
+                "tokenizer."
             )
     if not run.path("tokenizer.model").exists():
         load_own_tokenizer(Path(source.tokenizer))
@@ -133,18 +126,11 @@ def load_own_tokenizer(given: Path) -> Tokenizer:
     try:
         return Tokenizer(given)
     except KitError as error:
-        raise KitError(
-            f"TOKENIZER must be a SentencePiece model, as spm_train writes it: {given} is not "
-            f"one, or damaged ({file_kind(given) or 'of an unknown kind'})."
-        ) from error
+        raise KitError(f"TOKENIZER: {error}") from error
 
 
 def own_tokenizer(
-    run: ActiveRun,
-    config: TokenizerConfig,
-    lines: list[str],
-    source: RunSource,
-    base: BaseTokenizer | None,
+    run: ActiveRun, lines: list[str], source: RunSource, base: BaseTokenizer | None
 ) -> BaseTokenizer:
     """Copy the SentencePiece model that `source` names to the run if it can spell `lines`.
 
@@ -162,21 +148,12 @@ def own_tokenizer(
         if report["unknown_rate"] > limit:
             texts = run.path("texts.txt")
             write_atomic(texts, "\n".join([*lines, ""]))
-            fix = (
-                f"Train it on the texts as the kit normalises them, which are in {texts} "
-                f"(spm_train --input={texts}); or begin a new run that trains its own."
-            )
-            if config.respell and hasattr(language_rules(source.language), "respell"):
-                fix += (
-                    f" In `{source.language}` letters of one sound are respelt as one: if yours "
-                    "was trained on texts as they are, you can also leave letters as they are: "
-                    "--set text.respell=false, in a notebook "
-                    'start(RUN, settings={"text": {"respell": False}}).'
-                )
             raise KitError(
                 f"TOKENIZER: {given} cannot spell these texts: {report['unknown_rate']:.2%} of the "
                 f"pieces are unknown, at most {limit:.1%} may be. It lacks "
-                f"{' '.join(report['uncovered'][:40])}. {fix}"
+                f"{' '.join(report['uncovered'][:40])}. Train it on the texts as the kit "
+                f"normalises them: {texts}. If letters of one sound are missing, the setting "
+                "text.respell=false leaves them as they are written (docs/data.md)."
             )
         write_atomic(path, given.read_bytes() if base is None else tokenizer.file_bytes())
     return load_tokenizer(path, base.language if base else "")
@@ -263,28 +240,18 @@ def trained_codec(
 
 
 def load_matching_codec(path: Path, config: CodecConfig) -> Codec | None:
-    """The codec at `path`; None where there is none or its settings differ.
-
-    Settings of Griffin-Lim change no code: a run keeps those that its codec was trained with.
-    """
+    """The codec at `path`; None where there is none or its settings differ."""
     codec = load_codec(path) if path.exists() else None
-    if codec is None or type(codec.config) is not type(config):
-        return None
-    kept = {name: getattr(codec.config, name) for name in SOUND_ONLY if hasattr(config, name)}
-    return codec if codec.config == dataclasses.replace(config, **kept) else None
+    return codec if codec is not None and codec.config == config else None
 
 
 def describe_codec_training(figures: dict) -> str:
-    """How the codec was trained, from the figures in the run's record."""
     text = figures["ending"]
     if figures["held_out"] is not None:
         text = f"held-out loss {figures['held_out']:.3f} {text}"
     if figures["cut_short"]:
         minutes = max(30, 3 * figures["minutes"])
-        text += (
-            f" (for clearer sound set `--set codec.minutes={minutes:g}`, and run nothing else "
-            "meanwhile)"
-        )
+        text += f" (for clearer sound set `--set codec.minutes={minutes:g}`)"
     for stage, what in (("sharpened", "sound sharpened"), ("vocoder", "vocoder trained")):
         if figures[stage]["steps"]:
             text += f"; its {what} in {figures[stage]['steps']:,} steps"

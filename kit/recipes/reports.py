@@ -3,29 +3,23 @@
 Nothing is trained or measured again; only `Compare.listen` lets both voices speak.
 """
 
-import copy
 import dataclasses
 import shlex
 from collections.abc import Iterator
 
-import numpy as np
-import yaml
-
-from kit.base.config import load_preset, merge
 from kit.base.errors import KitError
 from kit.base.files import write_atomic
 from kit.base.formatting import figure_text, flat, text_grid
 from kit.base.report_page import FIGURES
 from kit.base.run import Run, find_run, read_run_file, require_run
 from kit.notebook.plots import curves
-from kit.notebook.result import Result, Sound
+from kit.notebook.result import Result
 from kit.recipes.base_model import MIN_HOURS, too_few_hours
 from kit.recipes.evaluate import voice_checks
 from kit.recipes.open_run import ActiveRun, activate
-from kit.recipes.speak import Speaking
+from kit.recipes.speak import Speaking, sound_of
 from kit.recipes.train import loss_lines
 from kit.training.logs import read_log
-from kit.training.switches import load_choice
 from kit.tuning.checks import HEAD, Check, judged, table
 
 SENTENCES = 3  # to listen to
@@ -46,7 +40,6 @@ class Checklist:
         yield self.result()
 
     def result(self) -> Result:
-        """The list as a table, and the verdict as a line."""
         train = self.report.get("train", {})
         during = [Check(**row) for row in train.get("checks", [])]
         checks = {"before": self.before(), "during": during, "after": self.after()}
@@ -123,21 +116,15 @@ class Compare:
         self.runs = {run.name: run for run in (run_a, run_b)}
 
     def result(self) -> Result:
-        """Loss curves of both, then a table: figures, and settings that differ."""
-        lines = self.losses()
+        lines = {}
+        for name, run in self.runs.items():
+            own = loss_lines(read_log(run.folder / "train.jsonl"))
+            lines |= {f"{name}, {what}": line for what, line in own.items()}
         pictures = [curves(lines, "step", "loss (nats per target)")] if lines else []
         differing = self.differing_settings()
         line = f"{' beside '.join(self.runs)}: {len(differing)} settings differ"
         grid = [("", *self.runs), *self.figures(), *differing]
         return Result(line=line, pictures=pictures, grid=grid)
-
-    def losses(self) -> dict[str, tuple]:
-        """(steps, losses) by the name of each curve: training, smoothed, and held out."""
-        lines = {}
-        for name, run in self.runs.items():
-            own = loss_lines(read_log(run.folder / "train.jsonl"))
-            lines |= {f"{name}, {what}": line for what, line in own.items()}
-        return lines
 
     def figures(self) -> list[tuple[str, ...]]:
         reports = [run.report() for run in self.runs.values()]
@@ -158,17 +145,16 @@ class Compare:
             values |= {name: report.get(name, "-") for name in ("device", "git")}
             values |= dict(flat(report.get("versions", {}), "versions."))
             columns.append(values | dict(flat(run.preset)))
-        names = dict.fromkeys([*columns[0], *columns[1]])
-        missing = object()
+        first, second = columns
         rows = []
-        for name in names:
-            pair = [values.get(name, missing) for values in columns]
+        for name in first | second:
+            pair = [values.get(name, "-") for values in columns]
             if pair[0] != pair[1]:
-                rows.append((name, *("-" if v is missing else figure_text(v) for v in pair)))
+                rows.append((name, *map(figure_text, pair)))
         return rows
 
     def listen(self, count: int = SENTENCES) -> Result:
-        """The same held-out sentences spoken by both voices, equally loud."""
+        """The same held-out sentences spoken by both voices."""
         voices = []
         for run in self.runs.values():
             voices.append(Speaking(run if isinstance(run, ActiveRun) else activate(run)))
@@ -178,15 +164,11 @@ class Compare:
                 f"One of {', '.join(self.runs)} can speak no held-out sentence of the other: "
                 "compare runs of one language."
             )
-        speech = [each.voice.speak(texts[:count], each.speaker, each.sampling) for each in voices]
-        sounds = []
-        for text, *spoken in zip(texts, *speech):
-            waves = same_level([np.asarray(each.wave) for each in spoken])
-            for name, voice, wave in zip(self.runs, voices, waves):
-                sounds.append(
-                    Sound(caption=f"{name}: {text}", wave=wave, sample_rate_hz=voice.rate_hz)
-                )
-        return Result(line=f"{' and '.join(self.runs)}, equally loud", sounds=sounds)
+        columns = {}
+        for name, each in zip(self.runs, voices):
+            spoken = each.voice.speak(texts[:count], each.speaker, each.sampling)
+            columns[name] = [sound_of(each.voice, speech) for speech in spoken]
+        return Result(line=" beside ".join(self.runs), compared=columns)
 
 
 def write_comparison(
@@ -208,39 +190,3 @@ def existing_run(name: str) -> Run:
     """Return the run `name`. Raises KitError where there is none, with the nearest name."""
     folder = require_run(name)
     return find_run(read_run_file(folder / "preset"), name=name)
-
-
-def same_level(waves: list[np.ndarray]) -> list[np.ndarray]:
-    """Return `waves` (L,) scaled down to the lowest RMS of them: the louder one sounds better."""
-    levels = [float(np.sqrt(np.mean(np.square(wave)))) if len(wave) else 0.0 for wave in waves]
-    lowest = min(levels)
-    return [wave * (lowest / level) if lowest else wave for wave, level in zip(waves, levels)]
-
-
-def preset(run: Run) -> Result:
-    """Return the settings of `run` as a preset: plain YAML, which `--preset` takes as a file.
-
-    What its overlay, its own settings and its benchmark changed is in it. Positions are those of
-    its preset: another run gets as many as its recordings need.
-    """
-    sections = copy.deepcopy(run.preset)
-    usual = load_preset(run.preset_name)["model"]
-    for name in run.figure("data", "positions") or {}:
-        if name not in run.settings.get("model", {}):
-            sections["model"].pop(name, None)
-            if name in usual:
-                sections["model"][name] = usual[name]
-    own = run.settings
-    choice = load_choice(run.folder / "speed.yaml")
-    measured = merge(sections["speed"], choice.get("speed", {}))
-    sections["speed"] = merge(measured, own.get("speed", {}))
-    size = choice.get("data", {}).get("micro_batch")
-    if size and "micro_batch" not in own.get("data", {}):
-        sections["data"]["micro_batch"] = size
-    # A run's own settings come before what a preset changes for recordings, or for a base voice.
-    for changes in (sections.get("recordings", {}), sections.get("base_model", {})):
-        for name in changes.keys() & own.keys():
-            is_other_codec = name == "codec" and "kind" in own[name]
-            changes[name] = {} if is_other_codec else merge(changes[name], own[name])
-    text = yaml.safe_dump(sections, allow_unicode=True, sort_keys=False)
-    return Result(line=f"# The settings of the run {run.name}, preset {run.preset_name}.\n{text}")

@@ -12,12 +12,10 @@ import soundfile
 import torch
 
 from kit.audio.spectrogram import load_reference
-from kit.base import files
 from kit.base.config import build
 from kit.base.errors import KitError, SpeechError
-from kit.base.formatting import join_names, nearest
+from kit.base.files import write_atomic
 from kit.base.hardware import detect
-from kit.base.run import read_run_file
 from kit.dataset.data_report import rows_in_split
 from kit.dataset.manifest import read_manifest
 from kit.inference.compare_formats import voices_by_format
@@ -25,13 +23,13 @@ from kit.inference.evaluate import save_samples
 from kit.inference.export import CARD, load_export, read_card
 from kit.inference.voice import Speech, Voice, remark
 from kit.inference.voice_files import load_voice
+from kit.model.weights import WEIGHTS
 from kit.notebook.plots import mel_picture
 from kit.notebook.result import Result, Sound, players_of
 from kit.notebook.speech_panels import SpeakPanel, show_download_button, zip_folder
 from kit.recipes.base_model import SAMPLE, release_in, voice_folder
 from kit.recipes.exports import chosen_weights, current_export, write_export
 from kit.recipes.open_run import ActiveRun, sampling_of
-from kit.recipes.speak_file import speak_file
 from kit.recipes.speaking_costs import SpeakingCosts
 from kit.recipes.start import is_colab
 from kit.settings import GenerateConfig, InferConfig
@@ -48,7 +46,7 @@ SETTINGS = {  # of GenerateConfig
     "retries": "of a candidate that never ended, each at half the temperature",
     "seed": "another number gives another candidate",
 }
-SOUND_FILES = {".wav": "WAV", ".flac": "FLAC", ".ogg": "OGG", ".mp3": "MP3"}
+SOUND_FILES = (".wav", ".flac", ".ogg", ".mp3")
 
 
 class Speaking:
@@ -65,9 +63,8 @@ class Speaking:
             # Triton 3.3 has no matrix products (`tl.dot`) for Turing and older GPUs (triton#5066).
             self.config = dataclasses.replace(self.config, compiled=())
         self.weights = chosen_weights(run)
-        self.weights_file = run.folder / f"model-{self.weights}.safetensors"
         language = run.require_figure("data", "language", "01_data_prep")
-        self.voice = load_voice(run.folder, self.weights_file.name, language, run.hw.device)
+        self.voice = load_voice(run.folder, WEIGHTS[self.weights], language, run.hw.device)
         self.speaker = self.voice.speakers[0]
         self.rate_hz = self.voice.codec.sample_rate
         self.sampling = sampling_of(run)
@@ -103,58 +100,25 @@ class Speaking:
         return voices_by_format(self.voice, self.config.formats, self.config.compiled)
 
     def run(self) -> Iterator[Result]:
-        """Run every step; measurements of the same voice on the same machine are reused."""
         yield self.say()
-        yield self.formats()
         yield self.stream()
         yield from self.costs.run()
         yield self.say_in_each_format()
         yield self.export()
 
-    def say(
-        self, text: str = "", speaker: str = "", dtype: str = "", reference: str = ""
-    ) -> Result:
+    def say(self, text: str = "", speaker: str = "", reference: str = "") -> Result:
         """Say `text` (of any length); shows its sound, spectrogram, and the parts it was split in.
 
-        Defaults: the example, the first speaker, fp32. With `reference`, the path of a recording,
-        the voice is that of the recording. Raises as `speech` does.
+        Defaults: the example, the first speaker. With `reference`, the path of a recording, the
+        voice is that of the recording. Raises SpeechError and DatasetError.
         """
-        if speaker and reference:
-            raise SpeechError(
-                f"Who is to speak: {speaker!r} of this voice, or who speaks in {reference}? Give "
-                "only one of the two."
-            )
-        speech = self.speech(text or self.sentence, speaker or self.speaker, dtype, reference)
-        parts = [(part, str(len(self.voice.ids(part)))) for part in speech.parts]
+        voice, speaker = choose_speaker(self.voice, speaker, reference)
+        speech = voice.speak([text or self.sentence], speaker, self.sampling)[0]
+        parts = [(part, str(len(voice.ids(part)))) for part in speech.parts]
         grid = [("spoken in one go", "text ids"), *parts] if len(parts) > 1 else []
-        picture = mel_picture({"speech": speech.wave}, self.rate_hz, self.voice.front_end)
-        result = spoken_result(self.voice, speech, self.sampling)
+        picture = mel_picture({"speech": speech.wave}, self.rate_hz, voice.front_end)
+        result = spoken_result(voice, speech, self.sampling)
         return dataclasses.replace(result, pictures=[picture], grid=grid)
-
-    def speech(
-        self,
-        text: str,
-        speaker: str,
-        dtype: str = "",
-        reference: str = "",
-        sampling: GenerateConfig | None = None,
-    ) -> Speech:
-        """Speak `text` with `sampling` (None: the preset's), in the number format `dtype`.
-
-        Empty `dtype` is the default of this device (`Voice.in_format`). With `reference`, the
-        path of a recording, its speaker replaces `speaker`. Raises SpeechError and DatasetError.
-        """
-        voice = self.voice_in(dtype)
-        if reference:
-            voice, speaker = with_reference(voice, reference)
-        return voice.speak([text], speaker, sampling or self.sampling)[0]
-
-    def voice_in(self, dtype: str) -> Voice:
-        """Return the voice in the number format `dtype`, "" the device's. Raises SpeechError."""
-        if dtype and dtype not in self.voices:
-            hint = nearest(dtype, self.voices)
-            raise SpeechError(f"This voice is not ready in the format {dtype!r}.{hint}")
-        return self.voices[dtype] if dtype else self.voice
 
     def panel(self) -> None:
         """Show a text box, voices, formats, sampling, an upload for a reference, a button."""
@@ -179,22 +143,20 @@ class Speaking:
             guidance_scale=choice.get("guidance", 1.0),
             kv_cache=choice["key-value cache"],
         )
+        speaker = "" if reference else choice["voice"]
         began_s = time.perf_counter()
-        speech = self.speech(text, choice["voice"], choice["weights"], reference, sampling)
+        voice, speaker = choose_speaker(self.voices[choice["weights"]], speaker, reference)
+        speech = voice.speak([text], speaker, sampling)[0]
         took_s = time.perf_counter() - began_s
         seconds = len(speech.wave) / self.rate_hz
         line = f"{seconds:.1f} s of speech, made in {took_s:.2g} s. {remark(speech, sampling)}"
-        return sound_of(self.voice, speech).wav_bytes(), line.strip()
+        return sound_of(voice, speech).wav_bytes(), line.strip()
 
     def settings(self) -> Result:
         grid = [("setting", "now", "what it does")]
         for name, meaning in SETTINGS.items():
             grid.append((name, str(getattr(self.sampling, name)), meaning))
         return Result(line="How codes are sampled", grid=grid)
-
-    def formats(self) -> Result:
-        ran = {name: voice.decoder.ran for name, voice in self.voices.items()}
-        return Result(line=f"The voice is ready in {len(ran)} number formats", figures=ran)
 
     def say_in_each_format(self) -> Result:
         """The same sentence once in every number format, saved as the run's typed samples."""
@@ -228,7 +190,7 @@ class Speaking:
                 if not (Path(name) / CARD).is_file():
                     raise SpeechError(
                         f"{name!r} is neither a number format of this voice ({', '.join(names)}) "
-                        f"nor the folder of an exported voice.{nearest(name, names)}"
+                        "nor the folder of an exported voice."
                     )
                 voice = load_export(Path(name), self.active_run.hw.device)
                 speaker = voice.speakers[0]
@@ -275,16 +237,19 @@ class Speaking:
         run = self.active_run
         folder = current_export(run)
         path = run.path("download", f"{run.name}.zip")
-        contents = files.digest(files.file_digests(sorted(folder.rglob("*"))))
-        made_from = path.with_name(f".{path.name}.made-from")
-        if not path.is_file() or read_run_file(made_from) != contents:
-            zip_folder(folder, path)
-            files.write_atomic(made_from, contents)
+        zip_folder(folder, path)
         return to_download(f"{path.resolve()}: {megabytes(path)}", path)
 
 
-def with_reference(voice: Voice, reference: str) -> tuple[Voice, str]:
-    """Return `voice` with the speaker of the recording `reference`, and that speaker's name."""
+def choose_speaker(voice: Voice, speaker: str, reference: str) -> tuple[Voice, str]:
+    """Return `voice` and who speaks: `speaker` ("": the first), or who speaks in `reference`."""
+    if not reference:
+        return voice, speaker or voice.speakers[0]
+    if speaker:
+        raise SpeechError(
+            f"Who is to speak: {speaker!r} of this voice, or who speaks in {reference}? Give only "
+            "one of the two."
+        )
     path = Path(reference).expanduser()
     rate_hz = voice.codec.input_sample_rate
     return voice.with_speaker(path.name, load_reference(str(path), rate_hz), rate_hz), path.name
@@ -322,73 +287,60 @@ def megabytes(path: Path) -> str:
 def speak(
     run: ActiveRun | str,
     text: str | None = None,  # say only this (measure every way to speak, and export)
-    file: Path | None = None,  # say its lines, a sentence each; finished ones stay
-    out: Path | None = None,  # .wav, .flac, .ogg or .mp3 (spoken.wav); with --file a folder
+    out: Path | None = None,  # .wav, .flac, .ogg or .mp3 (spoken.wav)
     voice: str = "",  # an exported voice, hf://OWNER/NAME, or "sample", the kit's own (the run's)
-    dtype: str = "",  # the run's voice in this number format: fp32, bf16, int8 (fp32)
     speaker: str = "",  # who says it (the first)
     reference: str = "",  # a recording of another person, to sound like that
 ) -> Iterator[Result]:
-    """Say `text` or the lines of `file`; without both, take all steps of 04_inference."""
-    if text is None and file is None:
-        if voice or reference or speaker or dtype or out:
-            raise KitError("Add a --text to say, or a --file of sentences.")
+    """Say `text` and write its sound; without a text, take all steps of 04_inference."""
+    if text is None:
+        if voice or reference or speaker or out:
+            raise KitError("Add a --text to say.")
         yield from Speaking(run).run()
         return
-    if text is not None and file is not None:
-        raise KitError("Give a --text to say or a --file of sentences, not both.")
-    if file is not None and out is None:
-        raise KitError("--file needs --out: a folder for the WAV files.")
-    if text is not None and out and (out.is_dir() or out.suffix.lower() not in SOUND_FILES):
-        raise KitError(f"--out {out}: name a file that ends with {join_names(list(SOUND_FILES))}.")
-    if voice and dtype:
-        raise KitError("--dtype is for a run's voice: an exported one has its number format.")
-    if speaker and reference:
-        raise SpeechError("Give a --speaker of the voice or a --reference, not both.")
-    release = release_in(Path(voice).expanduser()) if voice else None
-    if release and release.speaker:
-        if file or speaker:
-            raise KitError(
-                f"An {release.name} takes --text and --reference, no --file or --speaker."
-            )
-        package = release.speaker(Path(voice).expanduser(), reference)
-        sounds = players_of({text: package.speak(text)}, package.sample_rate)
-        yield written(Result(line=text, sounds=sounds), out or Path("spoken.wav"))
-        return
+    if out and out.suffix.lower() not in SOUND_FILES:
+        raise KitError(f"--out {out}: name a file that ends with {', '.join(SOUND_FILES)}.")
     if voice:
-        spoken_by, settings = load_exported(voice)
+        result = say_exported(voice, text, speaker, reference)
+        yield written(result, out or Path("spoken.wav"))
     else:
-        speaking = Speaking(run)
-        spoken_by, settings = speaking.voice_in(dtype), speaking.sampling
-    if reference:
-        spoken_by, speaker = with_reference(spoken_by, reference)
-    if file:
-        yield speak_file(spoken_by, file, out, settings, speaker)
-        return
-    speech = spoken_by.speak([text], speaker or spoken_by.speakers[0], settings)[0]
-    result = spoken_result(spoken_by, speech, settings)
-    yield written(result, out or (Path("spoken.wav") if voice else run.path("spoken.wav")))
+        result = Speaking(run).say(text, speaker, reference=reference)
+        yield written(result, out or run.path("spoken.wav"))
 
 
-def load_exported(voice: str) -> tuple[Voice, GenerateConfig]:
-    """Return the exported `voice`, as `voice_folder` takes it, and its own sampling settings."""
-    folder = voice_folder(voice)
+def say_exported(name: str, text: str, speaker: str = "", reference: str = "") -> Result:
+    """Say `text` in the exported voice `name`, as `voice_folder` takes it."""
+    path = Path(name).expanduser()
+    release = release_in(path)
+    if release and release.speaker:
+        if speaker:
+            raise KitError(f"An {release.name} has no --speaker: give it a --reference.")
+        package = release.speaker(path, reference)
+        return Result(
+            line=text, sounds=players_of({text: package.speak(text)}, package.sample_rate)
+        )
+    voice, sampling = load_exported(name)
+    voice, speaker = choose_speaker(voice, speaker, reference)
+    return spoken_result(voice, voice.speak([text], speaker, sampling)[0], sampling)
+
+
+def load_exported(name: str) -> tuple[Voice, GenerateConfig]:
+    """Return the exported voice `name`, as `voice_folder` takes it, and its sampling settings."""
+    folder = voice_folder(name)
     return load_export(folder, detect().device), read_card(folder).settings
 
 
 def say_sample(text: str = BREAD) -> Result:
     """Say `text`, in Amharic, in the voice that comes with the kit."""
-    voice, sampling = load_exported(SAMPLE)
-    speech = voice.speak([text], voice.speakers[0], sampling)[0]
-    return spoken_result(voice, speech, sampling)
+    return say_exported(SAMPLE, text)
 
 
 def written(result: Result, path: Path) -> Result:
-    """Write the sound of `result` to `path`, a key of SOUND_FILES; return it with a line more."""
+    """Write the sound of `result` to `path`, whose suffix is one of SOUND_FILES."""
     sound = result.sounds[0]
     data = io.BytesIO()
-    kind = SOUND_FILES[path.suffix.lower()]
-    soundfile.write(data, np.clip(sound.wave, -1, 1), sound.sample_rate_hz, format=kind)
-    files.write_atomic(path, data.getvalue())
+    wave = np.clip(sound.wave, -1, 1)
+    soundfile.write(data, wave, sound.sample_rate_hz, format=path.suffix[1:].upper())
+    write_atomic(path, data.getvalue())
     line = f"{result.line}\nWritten: {path}"
     return dataclasses.replace(result, line=line, figures={"audio": str(path)}, shown=False)

@@ -3,22 +3,17 @@
 import dataclasses
 import time
 from collections.abc import Iterator
-from functools import cached_property
-from pathlib import Path
 
 from kit.audio.recognizer import load_recognizer
-from kit.base import files
 from kit.batches.code_cache import CodeCache
 from kit.inference import compare_formats as measure
 from kit.inference.evaluate import score
 from kit.inference.voice import Voice
 from kit.notebook.plots import bars, curves
 from kit.notebook.result import Result
-from kit.recipes.exports import JUDGED_WITH
 
 # Of a `FormatResult`, recorded for int8.
 DIFFERENCES = ("top1_agreement", "mean_logit_error", "max_logit_error", "size_ratio")
-STEPS = ("first_sound", "kv_cache", "batches", "compare_formats", "real_time_factor")
 
 
 class SpeakingCosts:
@@ -29,38 +24,18 @@ class SpeakingCosts:
         self.lengths = speaking.config.lengths  # codes
 
     def run(self) -> Iterator[Result]:
-        """Yield every measurement; those of the same voice on the same machine are reused."""
-        for step in STEPS:
-            figures = files.read_result(self.cache_path(step), self.fingerprint)
-            if figures is None:
-                yield getattr(self, step)()
-            else:
-                self.speaking.active_run.record(infer=figures)
-                line = f"{step}: measured before, of this voice on this machine"
-                yield Result(line=line, figures=figures, shown=False)
+        yield self.first_sound()
+        yield self.kv_cache()
+        yield self.batches()
+        yield self.compare_formats()
+        yield self.real_time_factor()
 
     @property
     def fp32_voice(self) -> Voice:
         """The baseline of comparisons; by default a GPU speaks in half precision."""
         return next(iter(self.speaking.voices.values()))
 
-    def cache_path(self, step: str) -> Path:
-        return self.speaking.active_run.folder / "measured" / f"{step}.json"
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """A digest of all that measurements depend on: the voice's files, settings, machine."""
-        own = self.speaking
-        run = own.active_run
-        paths = [run.folder / name for name in (own.weights_file.name, *JUDGED_WITH)]
-        parts = (files.file_digests(paths), own.config, own.sampling, own.story, run.hw.name)
-        return files.digest(*parts)
-
-    def record(
-        self, step: str, line: str, pictures: list, figures: dict, grid: list = ()
-    ) -> Result:
-        """Save `figures` of `step` in the cache and in the report; returns the step's result."""
-        files.save_result(self.cache_path(step), self.fingerprint, figures)
+    def record(self, line: str, pictures: list, figures: dict, grid: list = ()) -> Result:
         self.speaking.active_run.record(infer=figures)
         return Result(line=line, pictures=pictures, figures=figures, shown=False, grid=grid)
 
@@ -78,7 +53,7 @@ class SpeakingCosts:
         wait_ms["fp32, all of it"] = 1000 * complete_s
         line = f"The first sound comes after {first_ms:.0f} ms, all of it after {complete_s:.1f} s"
         picture = bars(list(wait_ms), wait_ms.values(), "ms", "From the text to the first sound")
-        return self.record("first_sound", line, [picture], {"first_sound_ms": first_ms})
+        return self.record(line, [picture], {"first_sound_ms": first_ms})
 
     def kv_cache(self) -> Result:
         """Seconds for some numbers of codes, without a key-value cache and with it."""
@@ -90,7 +65,7 @@ class SpeakingCosts:
         line = f"{speedup:.1f} times as fast with the cache at {self.lengths[-1]} codes"
         lines = {"cache off": (self.lengths, off_s), "cache on": (self.lengths, on_s)}
         picture = curves(lines, "codes spoken", "seconds")
-        return self.record("kv_cache", line, [picture], {"kv_speedup": speedup})
+        return self.record(line, [picture], {"kv_speedup": speedup})
 
     def batches(self) -> Result:
         """Codes per second of a whole batch, by its size."""
@@ -104,7 +79,7 @@ class SpeakingCosts:
         line = f"{best}: {codes_per_s[best]:,.0f} codes/s, all together"
         title = "Codes per second, all together"
         picture = bars(list(codes_per_s), codes_per_s.values(), "codes/s", title)
-        return self.record("batches", line, [picture], {"batch_codes_per_s": codes_per_s})
+        return self.record(line, [picture], {"batch_codes_per_s": codes_per_s})
 
     def compare_formats(self) -> Result:
         """Every format beside fp32 (speed, size, agreement, CER), and the one to choose."""
@@ -143,7 +118,7 @@ class SpeakingCosts:
                 figures |= {"int8_speedup": each.speedup, "cer_int8": each.cer}
                 figures |= {f"int8_{name}": getattr(each, name) for name in DIFFERENCES}
         table = measure.formats_table(formats)
-        return self.record("compare_formats", line, pictures, figures, table)
+        return self.record(line, pictures, figures, table)
 
     def real_time_factor(self) -> Result:
         """Seconds of work per second of speech on one core, text to waveform."""
@@ -161,4 +136,4 @@ class SpeakingCosts:
         picture = bars(list(factors), factors.values(), "seconds of work per second of speech")
         figures = {"real_time_factor": as_preset, "real_time_factor_once": once}
         figures["real_time_factor_chosen"] = best
-        return self.record("real_time_factor", line, [picture], figures)
+        return self.record(line, [picture], figures)

@@ -13,7 +13,7 @@ from kit.dataset.alignment import align_clips
 from kit.dataset.checks import match
 from kit.dataset.layouts import read_dataset
 from kit.dataset.synthetic import make_corpus
-from kit.extras.long_recordings.segmentation import SegmentConfig, Segmenter
+from kit.extras.long_recordings.segmentation import Segmenter
 from kit.extras.whisper.recognizer import new_whisper
 from kit.inference.evaluate import transcribe
 from kit.settings import AlignConfig, CorpusConfig, ManifestConfig
@@ -59,7 +59,7 @@ def test_a_long_recording_is_cut_where_its_words_end(whisper, rows, tmp_path):
     soundfile.write(path, np.concatenate([part for wave in waves for part in (wave, pause)]), rate)
     text = " ".join(f"{row.text}." for row in rows[:6])
     path.with_suffix(".txt").write_text(text, encoding="utf-8")
-    cutter = Segmenter(recognizer=whisper, cuts=SegmentConfig(max_s=8.0), language="en")
+    cutter = Segmenter(whisper, "en", max_s=8.0)
     cutter.segment_folder(tmp_path, tmp_path / "cut")
     clips = read_dataset(tmp_path / "cut", ManifestConfig(language="en", held_out_percent=0)).rows
     said = sum(len(wave) for wave in waves) / rate

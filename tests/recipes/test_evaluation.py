@@ -140,18 +140,16 @@ def test_what_was_deleted_or_damaged_is_made_again(evaluated, run, batches):
 def test_a_run_without_an_average_is_judged_also_by_independent_models(tmp_path):
     run = trained_run(tmp_path, SMALL, ema=False)
     evaluation = Evaluation(run)
-    results = list(evaluation.run())
+    assert evaluation.error_rates().pictures and evaluation.losses().pictures
     figures = run.report()["eval"]
-    assert len(results) == STEPS and figures["weights"] == "raw"
-    assert not {"cer_ema", "ema_loss"} & set(figures)
-    run = trained_run(tmp_path, SMALL)
+    assert figures["weights"] == "raw" and not {"cer_ema", "ema_loss"} & set(figures)
     found = {"cer": 0.25, "dnsmos": 3.1, "similarity": 0.9, "clips": 4}
     weights = file_digest(run.folder / "model-raw.safetensors")
     run.record(judges={"heard": {"recordings": found}, "weights": weights})
-    shown = Evaluation(run).judges()
+    shown = evaluation.judges()
     assert shown.grid[1] == ("recordings", "25.0%", "3.10", "0.900", "4")
     run.record(judges={"weights": "of before"})
-    assert "Of other weights" in str(Evaluation(run).judges())
+    assert "Of other weights" in str(evaluation.judges())
 
 
 def test_the_exercises_of_teaching_count_rare_words_and_compare_three_frame_rates(run, evaluated):

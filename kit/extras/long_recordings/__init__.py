@@ -1,6 +1,6 @@
 """Long recordings, with or without a text, become clips and rows: what notebook 06 does."""
 
-SEGMENTERS = {"pauses": "kit.extras.long_recordings.segmentation:new_segmenter"}
+SEGMENTERS = {"pauses": "kit.extras.long_recordings.segmentation:Segmenter"}
 COMMANDS = {
     "transcribe": {
         "recipe": "extras.long_recordings.recipe:transcribe_with_whisper",

@@ -43,15 +43,26 @@ WILDCARD_COST = 0.1  # nats a frame, so that text is preferred where it fits
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Pause:
-    """A quiet stretch beside a word; of length 0 where words run together."""
+class Span:
+    """A stretch of a recording: a pause, a clip with its text, or a loss with its reason.
 
+    A pause has 0 seconds where words run together, a loss where text was not recognised.
+    """
+
+    file: str = ""  # of a loss
     start_s: float
     end_s: float
+    text: str = ""
+    reason: str = ""  # of a loss
 
     @property
     def seconds(self) -> float:
         return self.end_s - self.start_s
+
+    def as_loss(self) -> dict:
+        """Return its line of losses.jsonl, or of one recording's, without a file."""
+        names = ("file", "start_s", "end_s", "reason")
+        return {name: getattr(self, name) for name in names if getattr(self, name) != ""}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,8 +78,8 @@ class AlignedToken:
     number: int  # of the token in the transcript
     start_s: float
     end_s: float
-    before: Pause
-    after: Pause
+    before: Span
+    after: Span
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,7 +93,7 @@ class Window:
     def second(self, frame: int) -> float:
         return self.start_s + int(frame) * self.frame_s
 
-    def pause(self, start: int, end: int, near_end: bool) -> Pause:
+    def pause(self, start: int, end: int, near_end: bool) -> Span:
         """Return the quiet stretch in frames start..end nearest to one end, a long one if any."""
         start = max(0, start)
         end = min(end, len(self.quiet))
@@ -90,14 +101,14 @@ class Window:
         runs = runs.reshape(-1, 2)
         if len(runs) == 0:
             edge_s = self.second(end if near_end else start)
-            return Pause(start_s=edge_s, end_s=edge_s)
+            return Span(start_s=edge_s, end_s=edge_s)
         lengths = np.diff(runs)[:, 0]
         long = runs[lengths * self.frame_s >= MIN_PAUSE_S]
         if len(long):
             first, stop = long[-1 if near_end else 0]
         else:
             first, stop = runs[np.argmax(lengths)]
-        return Pause(start_s=self.second(start + first), end_s=self.second(start + stop))
+        return Span(start_s=self.second(start + first), end_s=self.second(start + stop))
 
 
 class WindowReader(contextlib.ExitStack):
@@ -192,7 +203,7 @@ class LongAligner:
         self.aligned: list[AlignedToken] = []
 
     def run(self, progress: Callable = lambda *_: None) -> list[AlignedToken]:
-        """Align the whole recording; call `progress(seconds done, total)` after each window."""
+        """Align the whole recording; call `progress(seconds done)` after each window."""
         now_s = 0.0
         phrase = 0  # the next to align
         total_s = self.reader.total_s
@@ -206,8 +217,7 @@ class LongAligner:
                 break
             else:
                 now_s = window.second(len(window.log_probs)) - WINDOW_S / 3
-            progress(now_s, total_s)
-        progress(total_s, total_s)
+            progress(now_s)
         return self.aligned
 
     def _match_window(self, window: Window, first: int) -> dict[int, list]:

@@ -5,8 +5,9 @@ recordings of any length are cut at pauses, and Whisper writes down each clip.
 """
 
 import contextlib
+import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -18,8 +19,8 @@ from kit.audio.clip import FRAME_S, load_wave
 from kit.audio.codec import load_codec
 from kit.audio.recognizer import load_recognizer
 from kit.base.config import build
-from kit.base.errors import DatasetError, DiskError, KitError
-from kit.base.files import cached_result, digest, disk_errors, encode_wav, make_folder, write_atomic
+from kit.base.errors import DatasetError, KitError
+from kit.base.files import cached_result, digest, encode_wav, make_folder, write_atomic
 from kit.base.formatting import join_names
 from kit.base.run import run_folder
 from kit.batches.encoding import manifest_limits
@@ -28,8 +29,8 @@ from kit.dataset.data_report import rows_in_split
 from kit.dataset.manifest import Utterance, read_manifest, write_lines
 from kit.dataset.tables import read_texts
 from kit.extras.long_recordings import segmentation, transcripts
-from kit.extras.long_recordings.alignment import Pause, WindowReader
-from kit.extras.long_recordings.segmentation import SegmentConfig, Span, UnusedAudio
+from kit.extras.long_recordings.alignment import Span, WindowReader
+from kit.extras.long_recordings.segmentation import SegmentConfig, Segmenter
 from kit.extras.whisper.recognizer import (
     WhisperRecognizer,
     new_whisper,
@@ -57,7 +58,6 @@ CUTS = SegmentConfig(min_s=2.0, max_s=12.0, least_pause_s=0.2, longest_pause_s=1
 SENTENCE_PAUSE_S = 0.45
 SILENCE = -6.9  # log-loudness, -60 dB: quieter frames are silent whatever is beside them
 BLOCK_S = 60.0  # read at a time
-PART_CLIPS = 20  # written down between two saves
 
 
 class LongRecordings:
@@ -101,12 +101,10 @@ class LongRecordings:
     def cut(self) -> Result:
         """Align the transcripts, cut at pauses, and give a reason for every second in no clip."""
         respell = self.active_run.section("text").get("respell", True)
-        cutter = segmentation.new_segmenter(
-            self.recognizer, self.language, self.max_clip_s, respell
-        )
+        cutter = Segmenter(self.recognizer, self.language, self.max_clip_s, respell)
         losses = cutter.segment_folder(self.folder, self.into, Ticker("seconds aligned"))
         clips = list(read_texts(self.into).items())
-        lost_s = sum(loss.end_s - loss.start_s for loss in losses)
+        lost_s = sum(loss.seconds for loss in losses)
         line = f"{len(clips)} clips in {self.into}; {lost_s:.0f} s are in none, see losses.jsonl"
         if clips:
             copy = self.active_run.copy  # other notebooks run on other machines on Colab
@@ -121,7 +119,7 @@ class LongRecordings:
         picture = self._timeline(losses)
         return Result(line=line, pictures=[picture], sounds=sounds, grid=_losses_table(losses))
 
-    def _timeline(self, losses: list[UnusedAudio]):
+    def _timeline(self, losses: list[Span]):
         """Draw the first recording's clips, which are between its losses, and the losses."""
         audio = segmentation.find_recordings(self.folder)[0]
         name = audio.relative_to(self.folder).as_posix()
@@ -154,8 +152,7 @@ def write_example(rows: list[Utterance], folder: Path, sample_rate: int) -> None
     write_atomic(audio, encode_wav(np.concatenate(parts), sample_rate))
 
 
-def _losses_table(losses: list[UnusedAudio]) -> list[tuple[str, ...]]:
-    """The longest losses; empty where there are none."""
+def _losses_table(losses: list[Span]) -> list[tuple[str, ...]]:
     if not losses:
         return []
     longest = sorted(losses, key=lambda loss: loss.start_s - loss.end_s)[:MAX_ROWS]
@@ -237,46 +234,27 @@ def transcribe(data: str | Path, out: str | Path, recognizer: WhisperRecognizer)
     make_folder(out / "wavs")
     read_texts(out)  # a damaged table is reported now, not after an hour
     transcripts.read_transcripts(out)
-    total_s = sum(map(segmentation.seconds_of, paths))
-    tick = Ticker("seconds of recordings")
-    done_s = 0.0
+    names = dict(zip(paths, segmentation.unique_names(data, paths)))
+
+    def write_down(path: Path, tick: Callable) -> dict:
+        return _write_down(path, names[path], out, recognizer, tick)
+
     clips: dict[str, list[dict]] = {}  # by recording
     losses = []
-    for path, name in zip(paths, segmentation.unique_names(data, paths)):
+    results = segmentation.read_each(paths, write_down, Ticker("seconds of recordings"))
+    for path, result in zip(paths, results):
         source = path.relative_to(data).as_posix()
-        length_s = segmentation.seconds_of(path)
-        rows, lost = [], []
-        try:
-            for part in transcribed_parts(path, name, out, recognizer):
-                rows += [row | {"source": source} for row in part["clips"]]
-                lost += part["losses"]
-                if part["clips"]:
-                    tick(done_s + part["clips"][-1]["end_s"], max(total_s, 1.0))
-        except DiskError:
-            raise
-        except (DatasetError, OSError) as error:  # tried again next time
-            reason = f"cannot be read as audio: {error}"
-            rows = []
-            lost = [{"start_s": 0.0, "end_s": length_s, "reason": reason}]
-        if rows:
-            clips[source] = rows
-        lost.sort(key=lambda loss: loss["start_s"])
-        losses += [UnusedAudio(file=source, **loss) for loss in lost]
-        done_s += length_s
-        tick(min(done_s, total_s), max(total_s, 1.0))
+        if result["rows"]:
+            clips[source] = [row | {"source": source} for row in result["rows"]]
+        losses += [Span(**loss, file=source) for loss in result["losses"]]
         transcripts.update_tables(out, clips)  # what is finished can be used, whatever comes
-    write_lines(out / "losses.jsonl", map(vars, losses))
-    return _summary(out, clips, losses)
-
-
-def _summary(out: Path, clips: dict[str, list[dict]], losses: list[UnusedAudio]) -> Result:
+    write_lines(out / "losses.jsonl", (loss.as_loss() for loss in losses))
     kept = len(read_texts(out))
     spoken_s = sum(row["end_s"] - row["start_s"] for rows in clips.values() for row in rows)
-    reasons = {loss.file: loss.reason for loss in losses}
-    lost_s = sum(loss.end_s - loss.start_s for loss in losses)
     line = f"{kept} clips in {out}, of {spoken_s:.0f} s with speech; "
-    line += f"{lost_s:.0f} s are in no clip, see losses.jsonl"
-    silent = [f"{file} ({reasons[file]})" for file in sorted(reasons) if file not in clips]
+    line += f"{sum(loss.seconds for loss in losses):.0f} s are in no clip, see losses.jsonl"
+    silent = {loss.file: f"{loss.file} ({loss.reason})" for loss in losses}
+    silent = [silent[file] for file in sorted(silent) if file not in clips]
     if silent:
         line += f"\nNo clip from {join_names(silent)}"
     if kept:
@@ -284,54 +262,48 @@ def _summary(out: Path, clips: dict[str, list[dict]], losses: list[UnusedAudio])
     return Result(line=line, grid=_losses_table(losses))
 
 
-def transcribed_parts(
-    audio: Path, name: str, out: Path, recognizer: WhisperRecognizer
-) -> Iterator[dict]:
-    """Write the clips of a recording to wavs/; yield rows and losses of a few clips at a time.
+def _write_down(
+    audio: Path, name: str, out: Path, recognizer: WhisperRecognizer, tick: Callable
+) -> dict:
+    """Write the clips of a recording to `out`/wavs; return their rows, and its losses.
 
-    What was written down before is read from `out`/transcribed.
+    What Whisper wrote is kept in `out`/transcribed, and a clip is not transcribed again.
     """
-    wavs = out / "wavs"
-    key = digest(name, segmentation.file_state(audio), recognizer.fingerprint(), CUTS)
-
-    def has_clips(result: dict) -> bool:
-        return all((wavs / f"{row['id']}.wav").is_file() for row in result["clips"])
-
+    rows = []
+    losses = []
     with WindowReader(audio, recognizer) as reader:
         pauses = find_pauses(frame_loudness(reader), reader.total_s)
         spans = plan_clips(pauses)
-        for number in range(0, len(spans), PART_CLIPS):
-            own = spans[number : number + PART_CLIPS]
-            make = partial(_write_down, own, reader, recognizer, wavs, name)
-            path = out / "transcribed" / f"{name}.{number}.json"
-            yield cached_result(path, digest(key, *own), make, has_clips)
-        lost = gaps(spans, pauses, reader.total_s)
-    yield {"clips": [], "losses": [_place(span) | {"reason": span.reason} for span in lost]}
+        losses += gaps(spans, pauses, reader.total_s)
+        state = segmentation.file_state(audio)
+        for span in spans:
+            clip_id = f"{name}_{round(span.start_s * 1000):08d}_{round(span.end_s * 1000):08d}"
+            wav = out / "wavs" / f"{clip_id}.wav"
+            transcript = cached_result(
+                out / "transcribed" / f"{clip_id}.json",
+                digest(state, recognizer.fingerprint(), span),
+                partial(_transcribe_clip, span, reader, recognizer, wav),
+                lambda found, wav=wav: found["problem"] or wav.is_file(),
+            )
+            if transcript["problem"]:
+                losses.append(dataclasses.replace(span, reason=transcript["problem"]))
+            else:
+                row = {"id": clip_id, "start_s": span.start_s, "end_s": span.end_s}
+                rows.append(row | {key: transcript[key] for key in ("text", "confidence")})
+            tick(span.end_s)
+    losses.sort(key=lambda loss: loss.start_s)
+    return {"rows": rows, "losses": [loss.as_loss() for loss in losses]}
 
 
-def _place(span: Span) -> dict:
-    return {"start_s": span.start_s, "end_s": span.end_s}
-
-
-def _write_down(
-    spans: list[Span], reader: WindowReader, recognizer: WhisperRecognizer, wavs: Path, name: str
+def _transcribe_clip(
+    span: Span, reader: WindowReader, recognizer: WhisperRecognizer, wav: Path
 ) -> dict:
-    """Transcribe `spans` of a recording, and write those with a text to `wavs`."""
-    rows = []
-    losses = []
-    for span in spans:
-        wave = reader.samples_of(span.start_s, span.end_s).clip(-1, 1)
-        transcript = recognizer.write_down(torch.from_numpy(wave), reader.rate)
-        if transcript.problem:
-            losses.append(_place(span) | {"reason": transcript.problem})
-            continue
-        clip_id = f"{name}_{round(span.start_s * 1000):08d}_{round(span.end_s * 1000):08d}"
-        path = wavs / f"{clip_id}.wav"
-        with disk_errors(path):
-            path.write_bytes(encode_wav(wave, reader.rate))
-        row = {"id": clip_id, "text": transcript.text, "confidence": transcript.confidence}
-        rows.append(row | _place(span))
-    return {"clips": rows, "losses": losses}
+    """Return what Whisper understands in `span`, and write its sound to `wav` if that is a text."""
+    wave = reader.samples_of(span.start_s, span.end_s).clip(-1, 1)
+    transcript = recognizer.write_down(torch.from_numpy(wave), reader.rate)
+    if not transcript.problem:
+        segmentation.write_clip(wav, wave, reader.rate)
+    return vars(transcript)
 
 
 def frame_loudness(reader: WindowReader) -> Tensor:
@@ -349,7 +321,7 @@ def frame_loudness(reader: WindowReader) -> Tensor:
     return torch.cat(blocks) if blocks else torch.zeros(0)
 
 
-def find_pauses(loudness: Tensor, total_s: float) -> list[Pause]:
+def find_pauses(loudness: Tensor, total_s: float) -> list[Span]:
     """Return the pauses between words, with one (maybe of 0 s) at each end of the recording.
 
     A frame is quiet beside its minute or beside the whole recording: a minute may be all silence.
@@ -365,15 +337,15 @@ def find_pauses(loudness: Tensor, total_s: float) -> list[Pause]:
     for start, stop in edges * FRAME_S:
         at_an_end = start == 0 or stop >= total_s
         if stop - start >= CUTS.least_pause_s or at_an_end:
-            pauses.append(Pause(start_s=float(start), end_s=min(float(stop), total_s)))
+            pauses.append(Span(start_s=float(start), end_s=min(float(stop), total_s)))
     if not pauses or pauses[0].start_s > 0:
-        pauses.insert(0, Pause(start_s=0.0, end_s=0.0))
+        pauses.insert(0, Span(start_s=0.0, end_s=0.0))
     if pauses[-1].end_s < total_s:
-        pauses.append(Pause(start_s=total_s, end_s=total_s))
+        pauses.append(Span(start_s=total_s, end_s=total_s))
     return pauses
 
 
-def plan_clips(pauses: list[Pause]) -> list[Span]:
+def plan_clips(pauses: list[Span]) -> list[Span]:
     """Return clips from pause to pause, with no long pause inside; most end in longer pauses."""
     places = [
         segmentation.Boundary(
@@ -393,7 +365,7 @@ def plan_clips(pauses: list[Pause]) -> list[Span]:
     return clips
 
 
-def gaps(clips: list[Span], pauses: list[Pause], total_s: float) -> list[Span]:
+def gaps(clips: list[Span], pauses: list[Span], total_s: float) -> list[Span]:
     """Return what is in no clip, with the reason: clips and gaps cover `total_s` exactly."""
     edges = [0.0, *(edge for clip in clips for edge in (clip.start_s, clip.end_s)), total_s]
     spoken = [(a.end_s, b.start_s) for a, b in zip(pauses, pauses[1:])]

@@ -5,7 +5,6 @@ be split by hand. A clip begins and ends in a pause, at a sentence's end if poss
 optimal, by dynamic programming. Every second is in a clip or among the losses, with the reason.
 """
 
-import contextlib
 import dataclasses
 import itertools
 import re
@@ -13,15 +12,16 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from kit.audio.container import SUFFIXES, duration_s
 from kit.audio.recognizer import SpeechRecognizer
 from kit.base import files
-from kit.base.config import require, require_within
-from kit.base.errors import DatasetError
-from kit.base.formatting import non_utf8_problem
+from kit.base.config import require
+from kit.base.errors import DatasetError, DiskError
 from kit.dataset.manifest import Utterance, write_lines
 from kit.extras.long_recordings import alignment
-from kit.extras.long_recordings.alignment import AlignedToken, Pause, Token, WindowReader
+from kit.extras.long_recordings.alignment import AlignedToken, Span, Token, WindowReader
 
 EDGE_S = 0.1  # a boundary this near to an end of the recording needs no pause
 NEAR_S = 0.4  # a pause further from a word has something else in between
@@ -39,30 +39,14 @@ class SegmentConfig:
     margin_s: float = 0.15  # of silence left at both ends of a clip, at most
 
     def __post_init__(self):
-        require(0 < self.min_s < self.max_s, self, "min_s", f"between 0 and max_s ({self.max_s}).")
-        require(0 < self.least_pause_s <= 3600, self, "least_pause_s", "must be positive.")
-        require_within(self, 0, 3600, "max_s", "longest_pause_s", "margin_s")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Span:
-    """A stretch of one recording: a clip with its text, or a loss with its reason."""
-
-    start_s: float
-    end_s: float
-    text: str = ""
-    reason: str = ""
-
-    @property
-    def seconds(self) -> float:
-        return self.end_s - self.start_s
+        require(self.min_s < self.max_s <= 3600, self, "max_s", f"above {self.min_s}, up to 3600.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Boundary:
     """A place between two words (or beside one) where a clip may begin or end."""
 
-    pause: Pause
+    pause: Span
     allowed: bool
     ends_sentence: bool
 
@@ -139,69 +123,56 @@ def plan_segments(
 ) -> tuple[list[Span], list[Span]]:
     """Return clips and losses, which together cover `total_s` seconds exactly.
 
-    Text that was not recognised is a loss, of 0 seconds where a clip covers its place.
+    Text that was not recognised is a loss, of 0 seconds where clips cover its place.
     """
     clips = []
-    used = set()
+    numbers = []  # of the tokens of each clip
     for run in split_runs(aligned, tokens, config):
         places = boundaries(run, total_s, config)
         for i, j in choose_clips(places, config):
-            numbers = range(run[i].number, run[j - 1].number + 1)
-            used.update(numbers)
+            numbers.append(range(run[i].number, run[j - 1].number + 1))
             previous_end_s = clips[-1].end_s if clips else 0.0
             start_s = max(previous_end_s, places[i].beginning_s(config.margin_s))
             end_s = min(total_s, places[j].ending_s(config.margin_s))
-            text = " ".join(tokens[n].text for n in numbers)
+            text = " ".join(tokens[n].text for n in numbers[-1])
             clips.append(Span(start_s=start_s, end_s=end_s, text=text))
-    reasons = []  # text between recognised tokens, then runs of recognised ones in no clip
-    numbers = [-1, *(item.number for item in aligned), len(tokens)]
-    starts_s = [0.0, *(item.end_s for item in aligned)]
-    ends_s = [*(item.start_s for item in aligned), total_s]
-    for last, stop, start_s, end_s in zip(numbers, numbers[1:], starts_s, ends_s):
-        if any(token.ids for token in tokens[last + 1 : stop]):
-            reason = f"not recognised as written: {_excerpt(tokens[last + 1 : stop])}"
-            reasons.append(Span(start_s=start_s, end_s=end_s, reason=reason))
-    for in_clip, group in itertools.groupby(aligned, lambda item: item.number in used):
-        run = list(group)
-        if not in_clip:
-            words = _excerpt(tokens[run[0].number : run[-1].number + 1])
-            reason = f"no pauses make a clip of {config.min_s} to {config.max_s} s with: {words}"
-            reasons.append(Span(start_s=run[0].start_s, end_s=run[-1].end_s, reason=reason))
-    losses = []  # each stretch between clips, with the reasons that overlap it
-    edges = [0.0, *(edge for clip in clips for edge in (clip.start_s, clip.end_s)), total_s]
-    gaps = [(a, b) for a, b in zip(edges[::2], edges[1::2]) if b - a > 1e-6]
-    for start_s, end_s in gaps:
-        own = [r for r in reasons if r.start_s < end_s and start_s < r.end_s]
-        reasons = [r for r in reasons if r not in own]
-        reason = "; ".join(r.reason for r in own) or "a pause, or sound the transcript lacks"
-        losses.append(Span(start_s=start_s, end_s=end_s, reason=reason))
-    covered = [dataclasses.replace(r, end_s=r.start_s) for r in reasons]
-    return clips, sorted(losses + covered, key=lambda span: span.start_s)
+    losses = []
+    recognized = {item.number for item in aligned}
+    end_s = 0.0
+    next_number = 0
+    end = Span(start_s=total_s, end_s=total_s)
+    after_all = range(len(tokens), len(tokens))
+    for clip, own in zip([*clips, end], [*numbers, after_all]):
+        between = range(next_number, own.start)
+        reason = _reason(between, tokens, recognized, config)
+        if reason or clip.start_s - end_s > 1e-6:
+            reason = reason or "a pause, or sound the transcript lacks"
+            losses.append(Span(start_s=end_s, end_s=clip.start_s, reason=reason))
+        end_s = clip.end_s
+        next_number = own.stop
+    return clips, losses
 
 
-def _excerpt(tokens: list[Token]) -> str:
-    words = " ".join(token.text for token in tokens[:EXCERPT_WORDS])
-    return f"{words} …" if len(tokens) > EXCERPT_WORDS else words
+def _reason(
+    numbers: range, tokens: list[Token], recognized: set[int], config: SegmentConfig
+) -> str:
+    """Return why the tokens `numbers` are in no clip; "" if there are none with letters."""
+    limits = f"no pauses make a clip of {config.min_s} to {config.max_s} s with"
+    words = {"not recognised as written": [], limits: []}
+    for number in numbers:
+        if tokens[number].ids:
+            why = limits if number in recognized else "not recognised as written"
+            words[why].append(tokens[number].text)
+    return "; ".join(f"{why}: {_excerpt(own)}" for why, own in words.items() if own)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class UnusedAudio:
-    """A line of losses.jsonl: audio in no clip, or (of 0 seconds) text that was not recognised."""
-
-    file: str
-    start_s: float
-    end_s: float
-    reason: str
+def _excerpt(words: list[str]) -> str:
+    return " ".join(words[:EXCERPT_WORDS]) + (" …" if len(words) > EXCERPT_WORDS else "")
 
 
 def find_audio(folder: Path) -> list[Path]:
-    """Return the audio files under `folder`. Raises DatasetError for a name that is not UTF-8."""
     paths = Path(folder).rglob("*")
-    recordings = sorted(p for p in paths if p.suffix.lower() in SUFFIXES and p.is_file())
-    for path in recordings:
-        if non_utf8_problem(path):
-            raise DatasetError(f"{non_utf8_problem(path)}.")
-    return recordings
+    return sorted(p for p in paths if p.suffix.lower() in SUFFIXES and p.is_file())
 
 
 def find_recordings(folder: Path) -> list[Path]:
@@ -209,9 +180,8 @@ def find_recordings(folder: Path) -> list[Path]:
     recordings = find_audio(folder)
     if not any(p.with_suffix(".txt").is_file() for p in recordings):
         raise DatasetError(
-            f"{folder} holds no recording with a transcript beside it: expected NAME.wav (or "
-            f"{', '.join(SUFFIXES[1:])}) and NAME.txt, found {len(recordings)} recordings and no "
-            ".txt of theirs."
+            f"{folder} holds no recording with a transcript beside it: expected NAME.wav and "
+            f"NAME.txt, found {len(recordings)} recordings."
         )
     return recordings
 
@@ -228,15 +198,6 @@ def unique_names(folder: Path, recordings: list[Path]) -> list[str]:
     return names
 
 
-def _read_transcript(path: Path) -> str:
-    if not path.is_file():
-        raise DatasetError(f"no transcript {path.name} beside it")
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DatasetError(f"{path.name} is not valid UTF-8: {error.reason}") from error
-
-
 def seconds_of(audio: Path) -> float:
     """Return the seconds of a recording by its header; 0 where it cannot be read."""
     try:
@@ -245,33 +206,40 @@ def seconds_of(audio: Path) -> float:
         return 0.0
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Segmenter:
-    recognizer: SpeechRecognizer
-    cuts: SegmentConfig
-    language: str
-    respell: bool = True  # see kit/text/normalize.py
+    """Cuts recordings of `language` into clips of at most `max_s` seconds.
+
+    `respell` is as in kit/text/normalize.py.
+    """
+
+    def __init__(
+        self, recognizer: SpeechRecognizer, language: str, max_s: float, respell: bool = True
+    ):
+        self.recognizer = recognizer
+        self.language = language
+        self.cuts = SegmentConfig(max_s=max_s)
+        self.respell = respell
 
     def segment_folder(
         self, folder: Path, into: Path, progress: Callable = lambda *_: None
-    ) -> list[UnusedAudio]:
+    ) -> list[Span]:
         """Split recordings under `folder` that have a .txt into the LJSpeech folder `into`.
 
         Writes wavs/, metadata.csv and losses.jsonl, and returns the losses. Recordings that an
         earlier call finished are not processed again. `progress(done, total)` counts seconds of
-        audio. Raises DatasetError where there is nothing to split or a file cannot be opened,
-        DiskError before it starts when the disk is too small.
+        audio. Raises DatasetError where there is nothing to split, DiskError before it starts when
+        the disk is too small.
         """
-        folder, into = Path(folder), Path(into)
         paths = find_recordings(folder)
-        sources = [(path, name, None) for path, name in zip(paths, unique_names(folder, paths))]
-        results = self._segment(sources, into, progress)
-        lines = [f"{row['id']}|{row['text']}\n" for result in results for row in result["rows"]]
+        names = unique_names(folder, paths)
+        texts = [path.with_suffix(".txt") for path in paths]
+        lines = []
         losses = []
-        for path, result in zip(paths, results):
+        for path, result in zip(paths, self._segment(paths, names, texts, into, progress)):
+            lines += [f"{row['id']}|{row['text']}\n" for row in result["rows"]]
             file = path.relative_to(folder).as_posix()
-            losses += [UnusedAudio(**loss | {"file": file}) for loss in result["losses"]]
-        write_lines(into / "losses.jsonl", map(vars, losses))
+            losses += [Span(**loss, file=file) for loss in result["losses"]]
+        write_lines(into / "losses.jsonl", (loss.as_loss() for loss in losses))
         files.write_atomic(into / "metadata.csv", "".join(lines))
         return losses
 
@@ -283,10 +251,12 @@ class Segmenter:
         A clip keeps speaker, split and table line of its row; its id is the row's with a number:
         ID_0001, ID_0002 ... Originals are only read.
         """
-        clips = Path(into) / "clips"
-        sources = [(Path(r.audio), f"{number:06d}", r.text) for number, r in enumerate(rows, 1)]
+        clips = into / "clips"
+        paths = [Path(row.audio) for row in rows]
+        names = [f"{number:06d}" for number in range(1, len(rows) + 1)]
+        texts = [row.text for row in rows]
         utterances = []
-        for row, result in zip(rows, self._segment(sources, clips, progress)):
+        for row, result in zip(rows, self._segment(paths, names, texts, clips, progress)):
             for clip in result["rows"]:
                 audio = clips / "wavs" / f"{clip['id']}.wav"
                 clip_id = f"{row.id}_{clip['id'].rpartition('_')[2]}"
@@ -294,71 +264,92 @@ class Segmenter:
                 utterances.append(dataclasses.replace(row, **values, seconds=seconds_of(audio)))
         return utterances
 
-    def _segment(self, sources: list[tuple], into: Path, progress: Callable) -> list[dict]:
-        """Write the clips of (audio, name, text) to `into`/wavs; return rows and losses of each."""
-        files.make_folder(into / "wavs")
-        files.require_disk(into, sum(audio.stat().st_size for audio, _, _ in sources))
-        seconds = [seconds_of(audio) for audio, _, _ in sources]
-        total_s = sum(seconds) or 1.0  # none is readable
-        results = []
-        for number, (audio, name, text) in enumerate(sources):
-            before_s = sum(seconds[:number])
-            content = file_state(audio.with_suffix(".txt")) if text is None else text
+    def _segment(
+        self,
+        paths: list[Path],
+        names: list[str],
+        texts: list[str | Path],
+        into: Path,
+        progress: Callable,
+    ) -> Iterator[dict]:
+        """Write the clips of each recording to `into`/wavs; yield its rows and losses.
+
+        A clip's name begins with that of its recording in `names`; a text may be in a file.
+        """
+        wavs = files.make_folder(into / "wavs")
+        files.require_disk(into, sum(path.stat().st_size for path in paths))
+        sources = dict(zip(paths, zip(names, texts)))
+
+        def segment(audio: Path, tick: Callable) -> dict:
+            name, text = sources[audio]
+            if isinstance(text, Path):
+                text = _read_transcript(text)
             settings = (self.recognizer.fingerprint(), self.cuts, self.language, self.respell)
-            key = files.digest(name, file_state(audio), content, *settings)
+            key = files.digest(name, file_state(audio), text, *settings)
+            make = partial(self._segment_one, audio, name, text, wavs, tick)
+            return files.cached_result(into / "cut" / f"{name}.json", key, make)
 
-            def report(now_s: float, own_s: float, before_s: float = before_s) -> None:
-                if now_s < own_s:  # the end is reported once the clips are written
-                    progress(before_s + now_s, total_s)
-
-            make = partial(self._segment_one, audio, name, text, into / "wavs", report)
-            results.append(files.cached_result(into / "cut" / f"{name}.json", key, make))
-            progress(total_s if number + 1 == len(sources) else before_s + seconds[number], total_s)
-        return results
+        return read_each(paths, segment, progress)
 
     def _segment_one(
-        self, audio: Path, name: str, text: str | None, wavs: Path, progress: Callable
+        self, audio: Path, name: str, text: str, wavs: Path, progress: Callable
     ) -> dict:
-        """Write the clips of one recording to `wavs`; return table rows and losses.
-
-        A `text` of None is that of the .txt beside it.
-        """
+        """Write the clips of one recording to `wavs`; return table rows and losses."""
         for leftover in wavs.glob(f"{name}_[0-9][0-9][0-9][0-9].wav"):
             leftover.unlink()  # of other settings, or an interrupted call
         rows = []
-        with contextlib.ExitStack() as stack:
-            try:
-                if text is None:
-                    text = _read_transcript(audio.with_suffix(".txt"))
-                reader = stack.enter_context(WindowReader(audio, self.recognizer))
-                tokens = alignment.read_tokens(text, self.recognizer, self.language, self.respell)
-                aligned = alignment.LongAligner(reader, tokens).run(progress)
-                clips, losses = plan_segments(aligned, tokens, reader.total_s, self.cuts)
-            except (DatasetError, OSError) as error:
-                if isinstance(error.__cause__ or error, OSError):  # it would stay a loss
-                    raise DatasetError(f"{audio}: {error}. Change that, and run again.") from error
-                clips = []
-                losses = [Span(start_s=0.0, end_s=seconds_of(audio), reason=str(error))]
+        with WindowReader(audio, self.recognizer) as reader:
+            tokens = alignment.read_tokens(text, self.recognizer, self.language, self.respell)
+            aligned = alignment.LongAligner(reader, tokens).run(progress)
+            clips, losses = plan_segments(aligned, tokens, reader.total_s, self.cuts)
             for number, clip in enumerate(clips, 1):
                 clip_id = f"{name}_{number:04d}"
-                rows.append({"id": clip_id, "text": clip.text, "seconds": clip.seconds})
-                # No fsync for each of a thousand clips: they count once the result file lists them.
-                path = wavs / f"{clip_id}.wav"
-                with files.disk_errors(path):
-                    wave = reader.samples_of(clip.start_s, clip.end_s)
-                    path.write_bytes(files.encode_wav(wave, reader.rate))
-        kept = ("start_s", "end_s", "reason")
-        unused = [{key: vars(span)[key] for key in kept} for span in losses]
-        return {"rows": rows, "losses": unused}
+                rows.append({"id": clip_id, "text": clip.text})
+                wave = reader.samples_of(clip.start_s, clip.end_s)
+                write_clip(wavs / f"{clip_id}.wav", wave, reader.rate)
+        return {"rows": rows, "losses": [loss.as_loss() for loss in losses]}
 
 
-def new_segmenter(
-    recognizer: SpeechRecognizer, language: str, max_s: float, respell: bool = True
-) -> Segmenter:
-    """Return what cuts recordings into clips of at most `max_s` seconds."""
-    cuts = SegmentConfig(max_s=max_s)
-    return Segmenter(recognizer=recognizer, cuts=cuts, language=language, respell=respell)
+def read_each(paths: list[Path], work: Callable, progress: Callable) -> Iterator[dict]:
+    """Yield `work(path, tick)` of each recording: its "rows" and "losses".
+
+    `tick(seconds)` counts those of the recording, `progress(done, total)` those of all. A recording
+    that cannot be read is a loss, and tried again by the next call.
+    """
+    seconds = [seconds_of(path) for path in paths]
+    total_s = sum(seconds) or 1.0  # none is readable
+    done_s = 0.0
+    for path, own_s in zip(paths, seconds):
+
+        def tick(now_s: float, before_s: float = done_s) -> None:
+            progress(before_s + now_s, total_s)
+
+        try:
+            result = work(path, tick)
+        except DiskError:
+            raise
+        except (DatasetError, OSError) as error:
+            loss = Span(start_s=0.0, end_s=own_s, reason=str(error))
+            result = {"rows": [], "losses": [loss.as_loss()]}
+        done_s += own_s
+        progress(done_s, total_s)
+        yield result
+
+
+def write_clip(path: Path, wave: np.ndarray, sample_rate: int) -> None:
+    """Write a clip without an fsync: clips count once the result file lists them."""
+    with files.disk_errors(path):
+        path.write_bytes(files.encode_wav(wave, sample_rate))
+
+
+def _read_transcript(path: Path) -> str:
+    if not path.is_file():
+        raise DatasetError(f"no transcript {path.name} beside it")
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DatasetError(f"{path.name} is not valid UTF-8: {error.reason}") from error
 
 
 def file_state(path: Path) -> tuple:
-    return (path.stat().st_size, path.stat().st_mtime_ns) if path.is_file() else ()
+    return (path.stat().st_size, path.stat().st_mtime_ns)

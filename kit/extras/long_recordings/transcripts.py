@@ -32,7 +32,6 @@ def read_transcripts(out: Path) -> dict[str, dict]:
 
 
 def read_proofread(out: Path) -> set[str]:
-    """Return the ids that were saved or left out while proofreading."""
     path = Path(out) / "proofread.txt"
     return set(path.read_text(encoding="utf-8").split()) if path.is_file() else set()
 

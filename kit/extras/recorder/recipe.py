@@ -26,14 +26,13 @@ from kit.notebook.result import is_watched
 from kit.recipes.open_run import ActiveRun
 from kit.settings import ArchiveConfig, ManifestConfig
 from kit.streams.formats import TextLines
-from kit.text import sentences as sentence_splitting
 from kit.text.normalize import language_code, letters, normalize
+from kit.text.sentences import split
 
 OFFERED = 100  # sentences to read, at most
 MAX_CHARACTERS = 140  # of a sentence: ten seconds
 MAX_CHARACTERS_PER_S = 25.0  # 15 are usual
 TABLES = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".list")
-PACKAGE = "Recording and uploading in a notebook need Gradio: pip install gradio"
 
 
 def recordings(
@@ -168,13 +167,13 @@ def sentences_to_read(language: str, file: str = "") -> list[str]:
 
 def own_sentences(file: Path, language: str) -> list[str]:
     """Return the sentences of a text file, none longer than MAX_CHARACTERS."""
-    if not file.is_file():
-        raise DatasetError(f"There is no {file}: name a text file with a sentence a line.")
-    lines = itertools.islice((line for line in TextLines(file) if letters(line)), OFFERED)
-    text = "\n".join(lines)
-    if not text:
-        raise DatasetError(f"{file} has no text: write a sentence a line.")
-    parts = sentence_splitting.split(text, language, lambda part: len(part) <= MAX_CHARACTERS)
+    lines = []
+    if file.is_file():
+        spoken = (line for line in TextLines(file) if letters(line))
+        lines = list(itertools.islice(spoken, OFFERED))
+    if not lines:
+        raise DatasetError(f"{file} must be a text file with a sentence a line.")
+    parts = split("\n".join(lines), language, lambda part: len(part) <= MAX_CHARACTERS)
     return [part.text for part in parts]
 
 
@@ -190,7 +189,6 @@ def kit_sentences(language: str) -> list[str]:
 
 
 def record_page(folder: RecordingFolder):
-    """Return the Gradio page that shows the sentences one by one and records them."""
     gradio = import_gradio()
 
     def save(sentence: str, wav: str):
@@ -213,7 +211,6 @@ def record_page(folder: RecordingFolder):
 
 
 def upload_page(folder: Path):
-    """Return the Gradio page that uploads files into `folder`."""
     gradio = import_gradio()
 
     def add(files: list[str] | None) -> tuple:
@@ -234,7 +231,7 @@ def import_gradio():
     try:
         import gradio
     except ImportError as error:
-        raise KitError(PACKAGE) from error
+        raise KitError("Recording and uploading need Gradio: pip install gradio") from error
     return gradio
 
 

@@ -164,8 +164,7 @@ def test_clips_have_texts_and_every_second_is_accounted_for(talks, out, tmp_path
         assert cut == pytest.approx(whole, abs=0.01 * RATE), "no sound of it is lost"
 
 
-def test_after_a_kill_finished_clips_are_not_repeated(talks, out, whisper, monkeypatch):
-    monkeypatch.setattr(more_data, "PART_CLIPS", 1)
+def test_after_a_kill_finished_clips_are_not_repeated(talks, out, whisper):
     killed = whisper()
     killed.fails_at = 3
     with pytest.raises(KeyboardInterrupt):
