@@ -138,7 +138,6 @@ OF_THE_CORE = {
         "example": "--with other",
         "takes": "name",
     },
-    },
 }
 COMMANDS = {
     name: Command(**fields) for name, fields in (OF_THE_CORE | extras.offered("COMMANDS")).items()
