@@ -8,7 +8,7 @@ run that has codes the rows are as long as its recordings.
 import dataclasses
 from collections.abc import Iterator
 
-from kit.base.config import build, merge
+from kit.base.config import ROOT, build, merge
 from kit.base.formatting import format_gib
 from kit.base.hardware import versions
 from kit.base.run import load_use
@@ -22,9 +22,10 @@ from kit.settings import SpeedConfig, TrialConfig
 from kit.training.switches import Switch
 from kit.tuning import choose
 from kit.tuning.choose import Trial
-from kit.tuning.measure import Task, preset_task, run_trials, variants
+from kit.tuning.measure import Task, flops_used, preset_task, run_trials, variants
 from kit.tuning.preflight import divisors, limit_memory
 
+DEVICES = ROOT / "docs" / "devices" / "README.md"  # a table of what others measured
 START_S = 3.0  # to start a trial's process and draw its weights
 
 
@@ -63,6 +64,20 @@ class Benchmark:
         measuring = (self.about, self.measure, self.choose, self.find_micro_batch)
         for step in (*measuring, self.speed, self.table, self.write, self.summary):
             yield step()
+
+    def known(self) -> Result:
+        """What was measured on the devices that docs/devices lists, those like this one first."""
+        if not DEVICES.is_file():  # an installed package has no docs
+            return Result(line="")
+        lines = DEVICES.read_text(encoding="utf-8").splitlines()
+        cells = [line.strip("|").split("|") for line in lines if line.startswith("|")]
+        head, _, *rows = [tuple(cell.strip() for cell in row) for row in cells]
+        words = set(self.active.hw.name.split())
+        rows.sort(key=lambda row: len(words & set(row[0].split())), reverse=True)
+        times = [float(row[head.index("faster")].removesuffix("x")) for row in rows]
+        names = [row[0] for row in rows]
+        picture = bars(names, times, "times as fast as without switches", "Measured elsewhere")
+        return Result(line=f"{len(rows)} devices", pictures=[picture], grid=[head, *rows])
 
     def about(self) -> Result:
         """Measure the baseline once, and say how many minutes everything takes."""
@@ -183,10 +198,13 @@ class Benchmark:
         first, last = self.ran[0], self.ran[-1]
         times = last.steps_per_s / first.steps_per_s
         line = f"{last.label}: {times:.2f}x as fast as {first.label}, "
-        line += f"{last.tokens_per_s:,.0f} tokens/s, {sizes_gib[-1]:.2f} GiB at most."
+        line += f"{last.tokens_per_s:,.0f} tokens/s, {sizes_gib[-1]:.2f} GiB at most"
+        used = flops_used(self.task, last.tokens_per_s)
+        if used is not None:
+            line += f", {used:.0%} of the matmuls that this device could do (MFU)"
         speed = bars(names, tokens_per_s, "tokens/s", "Speed", errors)
         memory = bars(names, sizes_gib, "GiB", "Peak memory")
-        return Result(line=line, pictures=[speed, memory])
+        return Result(line=f"{line}.", pictures=[speed, memory])
 
     def table(self) -> Result:
         rows = [*self.measured, *self.resized]

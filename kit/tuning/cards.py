@@ -11,6 +11,7 @@ import re
 from kit.base.config import CONFIGS, read_yaml
 from kit.base.errors import KitError
 from kit.base.hardware import Hardware, format_capability, why_too_old
+from kit.settings import GPTConfig
 from kit.tuning.memory_plan import LAYER_MATRICES, Workload, count_trained
 
 CARDS = CONFIGS / "advice" / "cards.yaml"
@@ -61,19 +62,20 @@ def short_name(text: str) -> str:
     return re.sub(r"nvidia|geforce|tesla|gi?b|[^a-z0-9]", "", text.lower())
 
 
-def step_flop(work: Workload, row_tokens: float) -> float:
-    """Floating-point operations of an optimiser step of `work`, with rows of `row_tokens`.
-
-    A token takes 6 for each weight of layers and head, and for causal attention.
-    """
-    model = work.model
+def token_flop(model: GPTConfig, length: float) -> float:
+    """Floating-point operations of a token in a row of `length`: 6 a weight of layers and head."""
     weights = LAYER_MATRICES * model.layers * model.width**2 + model.code_vocab * model.width
-    token_flop = 6 * (weights + model.layers * model.width * row_tokens)
+    return 6 * (weights + model.layers * model.width * length)  # causal attention, too
+
+
+def step_flop(work: Workload, row_tokens: float) -> float:
+    """Floating-point operations of an optimiser step of `work`, with rows of `row_tokens`."""
     # Frozen matrices have no gradients, and recomputing is another forward pass.
     passes = 2.0 if work.finetuning.adapters else 3.0
     if work.speed.gradient_checkpointing:
         passes += 1 / work.speed.recompute_every
-    return passes / 3 * token_flop * work.data.effective_batch * row_tokens
+    tokens = work.data.effective_batch * row_tokens
+    return passes / 3 * token_flop(work.model, row_tokens) * tokens
 
 
 def step_seconds(work: Workload, row_tokens: float) -> float | None:

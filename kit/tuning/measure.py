@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from kit.base import hardware
 from kit.base.config import build
 from kit.base.errors import KitError
 from kit.base.files import cached_result, digest
-from kit.base.hardware import Hardware
+from kit.base.hardware import MATMUL_SHAPES, Hardware
 from kit.base.processes import run_in_process
 from kit.batches import batching
 from kit.model.gpt import SpeechGPT
@@ -32,6 +33,7 @@ from kit.training.config import FULL, Finetuning
 from kit.training.loop import train
 from kit.training.switches import LABELS
 from kit.training.trainer import Trainer
+from kit.tuning.cards import token_flop
 from kit.tuning.choose import LEFT_OUT, Trial, compare
 
 COSTS = ("ema", "ema_offload")  # no speed-ups: each has a row, none is chosen here
@@ -235,3 +237,16 @@ def run_trials(
         earlier.append(cached_result(Path(folder) / f"{key}.json", key, measure))
     tick(len(jobs), len(jobs), "")
     return compare(wanted, results, task.model.dropout)
+
+
+def flops_used(task: Task, tokens_per_s: float) -> float | None:
+    """The share of the device's fastest matmul that training uses (MFU); None: it is not here."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(task.threads)
+    fastest_ms = min(hardware.matmul_ms(task.hw).values(), default=0.0)
+    torch.set_num_threads(before)
+    if not fastest_ms:
+        return None
+    peak_flop_per_s = 2e3 * math.prod(MATMUL_SHAPES[task.hw.device]) / fastest_ms
+    length = statistics.fmean(map(sum, task.rows))
+    return tokens_per_s * token_flop(task.model, length) / peak_flop_per_s
