@@ -96,7 +96,8 @@ def run_command(options: argparse.Namespace, interrupts: Interrupts) -> int:
     if ranks.several and options.command != "train":
         raise KitError(
             f"`{options.command}` runs in one process, but torchrun has started {ranks.world}: run "
-            "it without torchrun, which is for `train` alone."
+            "it without torchrun, which is for `train` alone. Several machines prepare a large "
+            "corpus by `prepare --shard`."
         )
     run = dataclasses.replace(start(*chosen, create=command.begins), ranks=ranks)
     print(run, flush=True)

@@ -122,7 +122,8 @@ OF_THE_CORE = {
     "speak": {
         "recipe": "recipes.speak:speak",
         "purpose": "a sentence as a WAV file; what speech costs",
-        "writes": "the WAV file; without --text figures, samples and export/",
+        "writes": "the WAV file; those of --file, and index.csv; without both figures, samples "
+        "and export/",
         "example": '--text "..."',
     },
     "checklist": {

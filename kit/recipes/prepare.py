@@ -1,7 +1,8 @@
 """Notebook 01: from recordings to batches; each step is a cell.
 
 Every step keeps its files in the run's folder and records its figures. Files made earlier from the
-same recordings with the same settings are used again.
+same recordings with the same settings are used again. Several machines share the long steps by
+`--shard` (prepare_shard.py).
 """
 
 import dataclasses
@@ -15,7 +16,7 @@ from kit.audio.codec import codec_config
 from kit.audio.spectrogram import Mel, front_end_config, make_front_end, recognizer_mel
 from kit.base import extras
 from kit.base.config import build
-from kit.base.errors import DatasetError
+from kit.base.errors import DatasetError, KitError
 from kit.base.files import digest, file_digest
 from kit.base.hardware import on_device
 from kit.base.run import read_run_file
@@ -39,6 +40,7 @@ from kit.recipes import prepare_parts as parts
 from kit.recipes.base_model import start_from_base
 from kit.recipes.open_run import ActiveRun, RunSource
 from kit.recipes.prepare_results import alignment_result, check_result
+from kit.recipes.prepare_shard import check_shard, encode_shard, parse_shard
 from kit.recipes.run_parts import START_FROM
 from kit.text import train_tokenizer
 from kit.text.normalize import language_example, normalize
@@ -69,7 +71,14 @@ class Preparation:
         tokenizer: str = "",  # a SentencePiece model, taken as it is (one is trained)
         eval_data: str = "",  # recordings of their own to evaluate on (some of data)
         speakers: str = "",  # folder: each folder is a speaker (a column says it, or there is one)
+        shard: str = "",  # 3/16: check and encode only the third of sixteen parts (all)
+        until: str = "",  # stop after this step, such as fit_positions (make_batches)
     ):
+        self.shard = shard
+        self.until = until
+        names = [step.__name__ for step in self.steps()]
+        if until and until not in names:
+            raise KitError(f"--until {until}: there is no such step. They are {', '.join(names)}.")
         run = start_from_base(run, base_model, accept_license)
         pieces = run.section("text")
         asked = RunSource(
@@ -100,9 +109,17 @@ class Preparation:
         self.data_report_path = run.path("ledger.jsonl")
 
     def run(self) -> Iterator[Result]:
-        """Take every step in order; finished work is not repeated."""
+        """Take every step in order, or those of a shard; finished work is not repeated."""
+        if self.shard:
+            run = self.active_run
+            part = parse_shard(self.shard)
+            yield check_shard(run, self.source, self.rules, part)
+            yield encode_shard(run, self.codec_config, self.front_end, self.data_config, part)
+            return
         for step in self.steps():
             yield step()
+            if step.__name__ == self.until:
+                return
 
     def to_batches(self) -> Iterator[Result]:
         """Take the steps after the tokenizer's."""

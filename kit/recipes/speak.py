@@ -30,6 +30,7 @@ from kit.notebook.speech_panels import SpeakPanel, show_download_button, zip_fol
 from kit.recipes.base_model import SAMPLE, release_in, voice_folder
 from kit.recipes.exports import chosen_weights, current_export, write_export
 from kit.recipes.open_run import ActiveRun, sampling_of
+from kit.recipes.speak_file import speak_file
 from kit.recipes.speaking_costs import SpeakingCosts
 from kit.recipes.start import is_colab
 from kit.settings import GenerateConfig, InferConfig
@@ -287,15 +288,27 @@ def megabytes(path: Path) -> str:
 def speak(
     run: ActiveRun | str,
     text: str | None = None,  # say only this (measure every way to speak, and export)
-    out: Path | None = None,  # .wav, .flac, .ogg or .mp3 (spoken.wav)
+    file: Path | None = None,  # say its lines, a sentence each; finished ones stay
+    out: Path | None = None,  # .wav, .flac, .ogg or .mp3 (spoken.wav); with --file a folder
     voice: str = "",  # an exported voice, hf://OWNER/NAME, or "sample", the kit's own (the run's)
     speaker: str = "",  # who says it (the first)
     reference: str = "",  # a recording of another person, to sound like that
 ) -> Iterator[Result]:
-    """Say `text` and write its sound; without a text, take all steps of 04_inference."""
+    """Say `text` or the lines of `file`; without both, take all steps of 04_inference."""
+    if file is not None:
+        if text is not None or out is None:
+            raise KitError("--file needs --out, a folder for the WAV files, and no --text.")
+        if voice:
+            spoken_by, sampling = load_exported(voice)
+        else:
+            speaking = Speaking(run)
+            spoken_by, sampling = speaking.voice, speaking.sampling
+        spoken_by, speaker = choose_speaker(spoken_by, speaker, reference)
+        yield speak_file(spoken_by, file, out, sampling, speaker)
+        return
     if text is None:
         if voice or reference or speaker or out:
-            raise KitError("Add a --text to say.")
+            raise KitError("Add a --text to say, or a --file of sentences.")
         yield from Speaking(run).run()
         return
     if out and out.suffix.lower() not in SOUND_FILES:
