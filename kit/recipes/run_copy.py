@@ -19,12 +19,12 @@ from kit.base import run as runs
 from kit.base.config import build
 from kit.base.errors import DatasetError, KitError
 from kit.base.files import atomic_path, digest, disk_errors, remove_litter
-from kit.base.mirror import WAIT_S, Mirror
 from kit.base.run import Run
 from kit.dataset.manifest import Utterance, read_manifest, write_manifest
 from kit.settings import DataConfig
 
 COPY_EVERY_S = 10.0
+COPY_WAIT_S = 60.0  # for a copy by another process
 LITTER_AGE_S = 900.0  # age of a partial copy from which its machine is gone
 # Folders of recordings, which 01_data_prep makes again from their source, and export/ as a zip.
 NOT_COPIED = ("corpus", "unpacked", "unpacked-eval", "long", "clips", "requests", "download")
@@ -66,6 +66,8 @@ class RunCopy:
     """Copies a run and its part of the code cache to `mirror` as long as this process lives."""
 
     def __init__(self, folder: Path, mirror: Path):
+        from kit.base.mirror import Mirror  # most runs have no copy
+
         self.run = Mirror(folder, mirror / folder.name, NOT_COPIED)
         self.codes = Mirror(folder.parent / "codes", mirror / "codes", one_run=False)
         self.over = threading.Event()
@@ -100,7 +102,7 @@ class RunCopy:
         pack_clips(self.run.folder)
         self.flush()
 
-    def flush(self, wait_s: float = WAIT_S) -> None:
+    def flush(self, wait_s: float = COPY_WAIT_S) -> None:
         """Copy what is new, codes before the record that names them."""
         self.codes.keep(wait_s)
         self.run.keep(wait_s)
