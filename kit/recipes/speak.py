@@ -311,6 +311,8 @@ def speak(
             raise KitError("Add a --text to say, or a --file of sentences.")
         yield from Speaking(run).run()
         return
+    if not text.strip():
+        raise KitError("--text is empty: write what to say.")
     if out and out.suffix.lower() not in SOUND_FILES:
         raise KitError(f"--out {out}: name a file that ends with {', '.join(SOUND_FILES)}.")
     if voice:
