@@ -4,7 +4,6 @@ import contextlib
 import io
 import multiprocessing
 import os
-import signal
 import tarfile
 import time
 import zipfile
@@ -13,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from folders import contents, folder_of
+from helpers import start_and_kill
 
 from kit.base.errors import DatasetError, DiskError
 from kit.dataset.archive import unpack
@@ -195,14 +195,9 @@ def unpack_slowly(archive: Path, into: Path) -> None:
 
 def test_killed_in_the_middle_it_starts_again_and_comes_out_complete(tmp_path):
     archive, into = pack(tmp_path / "many.tar.gz", MANY), tmp_path / "into"
-    process = FORK.Process(target=unpack_slowly, args=(archive, into))
-    process.start()
     partial = into / ".many.unpacking"
-    while not (partial.is_dir() and len(list(partial.iterdir())) > 5):
-        assert process.is_alive()
-        time.sleep(0.005)
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
+    process = FORK.Process(target=unpack_slowly, args=(archive, into))
+    start_and_kill(process, partial / "5.bin", 0)
     assert partial.is_dir() and not (into / "many").exists()
     (partial / "junk").write_text("left by another day")
     assert contents(unpack(archive, into, CONFIG)) == MANY

@@ -240,7 +240,6 @@ JSON_ROWS = [
     (b'["a.wav", "x"]', "object"),
     ({"audio": "a.wav", "text": 5}, "`audio` and `text`, both strings, expected; .*text: int"),
     ({"text": TEXT}, "expected; got text: str"),
-    ({"audio": "/etc/passwd", "text": TEXT}, "the path must lead to a file inside"),
     ({"audio": "../a.wav", "text": TEXT}, "the path must lead to"),
     ({"audio": "a.wav", "text": TEXT, "id": "../x"}, "the id must"),
     (b'{"audio": "a.wav", "id": "x", "text": "a b", "speaker": "\\ud800"}', ""),
