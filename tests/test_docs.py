@@ -254,7 +254,7 @@ def run_script(folder: Path, source: str) -> subprocess.CompletedProcess:
 
 
 SCRIPT = re.search(
-    r"```python\n(import soundfile.*?)```",
+    r"```python\n(from kit.*?)```",
     (ROOT / "docs/running.md").read_text(encoding="utf-8"),
     re.DOTALL,
 )[1]

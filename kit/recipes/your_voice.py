@@ -6,16 +6,18 @@ run again asks nothing.
 
 import dataclasses
 
-from kit.audio.clip import load_wave
+from kit.audio.clip import load_wave, read_clip
 from kit.base.errors import KitError
 from kit.base.hardware import Hardware
 from kit.base.run import find_run, numbered, read_run_file
+from kit.dataset import data_report
 from kit.notebook.question import Question
 from kit.notebook.result import Result, Sound, is_watched
 from kit.recipes.base_model import CODEC, RELEASE, Release, releases, require_licence
 from kit.recipes.evaluate import Evaluation
 from kit.recipes.open_run import ActiveRun, activate
 from kit.recipes.prepare import Preparation
+from kit.recipes.prepare_results import draw_data_report, script_warning
 from kit.recipes.run_parts import START_FROM
 from kit.recipes.speak import Speaking, to_download
 from kit.recipes.train import Training
@@ -25,6 +27,12 @@ SCRATCH = "scratch"
 # tried at most, of synthetic speech 9.4.
 ENOUGH_HOURS = 5.0
 GPU_GIB = 8  # the smallest GPU on which fine-tuning the release was planned to fit
+# Hours, whose speech, and the letters that a recogniser got wrong (docs/measurements.md).
+MEASURED = (
+    (0.56, "33 minutes of one person", "42 % of the letters: many words are lost"),
+    (1.66, "1.7 hours of one person", "15 %: most words are understood"),
+    (9.4, "9.4 hours of synthetic speech", "2 to 3 %"),
+)
 
 
 class YourVoice:
@@ -53,9 +61,34 @@ class YourVoice:
         self.training: Training | None = None  # made by `prepare`
 
     def report(self) -> Result:
-        """Check the recordings: what is kept, a picture and one clip."""
-        checked = self.preparation.check()
-        return dataclasses.replace(checked, pictures=checked.pictures[:1])
+        """Check the recordings: what is kept, five lines, a picture and one clip."""
+        self.preparation.check()
+        report = self.preparation.checked.before_segmentation()
+        kept = report.kept
+        language = self.preparation.source.language
+        kinds = data_report.by_kind(report.refused)
+        reasons = ", ".join(f"{len(same):,} {kind}" for kind, same in kinds.items())
+        too_long = len(self.preparation.checked.too_long)
+        cut = f" {too_long:,} long recordings are cut at pauses later." if too_long else ""
+        held_out_s = sum(row.seconds for row in kept if row.split != "train")
+        lines = [
+            f"Kept: {duration(report.kept_s)} in {len(kept):,} clips. Rejected: "
+            f"{duration(report.lost_s)} ({report.lost_percent:.1f} %).",
+            f"Rejected clips: {reasons or 'none'}.{cut}",
+            f"Speakers: {data_report.hours_of(kept, 'speaker')}.",
+            f"Language: {language}. {script_warning(kept, language)}".strip(),
+            f"Held out, to test the voice with: {duration(held_out_s)}.",
+        ]
+        sounds = []
+        for row in data_report.rows_in_split(kept, "train")[:1]:
+            wave, rate_hz = read_clip(row.audio)
+            sounds.append(Sound(caption=row.text, wave=wave, sample_rate_hz=rate_hz))
+        return Result(
+            line="\n".join(lines),
+            pictures=draw_data_report(report)[:1],
+            sounds=sounds,
+            grid=data_report.findings_table(report.refused),
+        )
 
     def require_usable(self) -> None:
         """Raise DatasetError if too much was rejected."""
@@ -66,6 +99,22 @@ class YourVoice:
         """Of speech to learn from, with recordings that are cut later."""
         checked = self.preparation.checked
         return (checked.kept_s + sum(finding.seconds for finding in checked.too_long)) / 3600
+
+    def expect(self) -> Result:
+        """What such hours have given so far, in a table with a row for these."""
+        grid = [("speech", "what a recogniser gets wrong")]
+        less = [row for row in MEASURED if row[0] <= self.hours]
+        more = MEASURED[len(less) :]
+        where = "between these two" if less and more else "more than was measured"
+        if not less:
+            where = "less than was measured"
+        grid += [row[1:] for row in less]
+        grid.append((f"→ yours: {duration(3600 * self.hours)}", where))
+        grid += [row[1:] for row in more]
+        if released():
+            grid.append((f"any hours, from {released().name}", "not measured yet"))
+        line = "Voices trained from scratch; the arrow marks your hours"
+        return Result(line=line, grid=grid)
 
     def choose(self) -> Result:
         """Decide what training starts from, and keep it with the run; may wait for a click."""

@@ -126,6 +126,16 @@ def test_the_release_at_the_top_needs_its_licence_there_too(voice_of, clicked):
     assert clicked.defaults == []
 
 
+@pytest.mark.parametrize(
+    ("hours", "place", "shown"),
+    [(0.2, 1, "12.0 minutes"), (0.9, 2, "54.0 minutes"), (3, 3, "3.00 hours"), (20, 4, "20.00")],
+)
+def test_the_table_has_a_row_for_these_hours_in_its_order(voice_of, hours, place, shown):
+    grid = voice_of(hours).expect().grid
+    assert [row[0].startswith("→") for row in grid].index(True) == place
+    assert shown in grid[place][0]
+
+
 def test_before_the_end_of_the_training_nothing_speaks(voice_of):
     voice = voice_of()
     for step in (voice.verdict, voice.speaking):
@@ -133,14 +143,15 @@ def test_before_the_end_of_the_training_nothing_speaks(voice_of):
             step()
 
 
-def test_the_report_says_what_is_kept_and_why_not(runs):
+def test_the_report_says_in_five_lines_what_is_kept_and_why_not(runs):
     sentences = ("the dog ran home today", "we are going to the sea", "it was the best of times")
     clips = {f"c{i}": speech(2.0 + i / 10) for i in range(3)} | {"c3": np.zeros(44_100)}
     table = "".join(f"c{i}|{text}\n" for i, text in enumerate((*sentences, "nobody is here")))
     folder = dataset(runs / "mother", table, clips)
     voice = YourVoice(start("mother"), str(folder), "en")
     result = voice.report()
-    assert "in 3 utterances" in result.line and "1 clips, silent" in result.line
+    assert len(result.line.splitlines()) == 5
+    assert "in 3 clips" in result.line and "1 silent" in result.line and "en" in result.line
     assert len(result.pictures) == len(result.sounds) == 1 and result.sounds[0].caption in sentences
     with pytest.raises(DatasetError, match="MAX_REJECTED_PERCENT"):
         voice.require_usable()
