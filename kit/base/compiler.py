@@ -44,14 +44,16 @@ def compiler_available(device: str) -> Choice:
     """Whether `torch.compile` can work for `device` ("cuda" or "cpu"): "yes" or "no"."""
     compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")  # torch's
     compilers = [compiler]
+    language = "C++"
     works = f"{compiler} is installed"
     if device == "cuda":
         compilers = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
+        language = "C"
         works = "Triton compiles for this GPU"
     header = Path(sysconfig.get_path("include")) / "Python.h"  # to load what was compiled
     problems = {
         "Triton is not installed": device == "cuda" and not importlib.util.find_spec("triton"),
-        f"no compiler (install {compilers[0]})": not any(map(shutil.which, compilers)),
+        f"no {language} compiler (install {compilers[0]})": not any(map(shutil.which, compilers)),
         f"no {header} (on Debian: apt install python3-dev)": not header.is_file(),
     }
     problem = next((problem for problem, has_it in problems.items() if has_it), "")

@@ -17,13 +17,7 @@ from kit.base.formatting import join_names, nearest, shorten
 
 MAX = sys.float_info.max  # of a number that is only said to be finite
 MAX_SEED = 2**63 - 1  # that every generator of random numbers takes
-# Attention kernels, and what torch calls them (`SDPBackend`); here, so that settings need no torch.
-KERNEL_NAMES = {
-    "flash": "FLASH_ATTENTION",
-    "efficient": "EFFICIENT_ATTENTION",
-    "cudnn": "CUDNN_ATTENTION",
-    "math": "MATH",
-}
+KERNEL_NAMES = ("flash", "efficient", "cudnn", "math")  # of attention; settings need no torch
 MAX_KEYS = 200  # of an object that becomes a dataclass
 ROOT = Path(__file__).resolve().parents[2]  # the folder that holds kit/
 # In an installed package the presets are inside kit/.

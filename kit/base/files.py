@@ -73,9 +73,16 @@ def shorten_name(name: str, max_bytes: int) -> str:
 def file_kind(path: Path) -> str:
     """Return the kind of the file at `path` by its first bytes; "" for a kind not listed here."""
     with path.open("rb") as file:
-        head = file.read(64).lstrip()
-    kinds = {"git-lfs": b"version https://git-lfs", "html": b"<", "json": b"{"}
-    return next((kind for kind, begins in kinds.items() if head.startswith(begins)), "")
+        head = file.read(64)
+    kinds = {
+        "empty": not head,
+        "zip": head.startswith(b"PK\x03\x04"),
+        "git-lfs": head.startswith(b"version https://git-lfs"),
+        "html": head.lstrip().startswith(b"<"),
+        "safetensors": head[8:9] == b"{",
+        "json": head.lstrip().startswith(b"{"),
+    }
+    return next((kind for kind, is_it in kinds.items() if is_it), "")
 
 
 def placeholder_problem(path: Path) -> str:

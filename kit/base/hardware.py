@@ -19,13 +19,17 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from kit.base.config import KERNEL_NAMES
 from kit.base.errors import Note
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # Without cuDNN's kernel, which is planned again for every row length.
 ATTENTION_ORDER = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-ATTENTION_KERNELS = {name: getattr(SDPBackend, its) for name, its in KERNEL_NAMES.items()}
+ATTENTION_KERNELS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "math": SDPBackend.MATH,
+}
 SHORT_ROW = 256  # tokens: see `prefers_explicit_attention`
 OLDEST_GPU = (7, 5)  # compute capability, of Turing: T4, RTX 20
 PROC_STATUS = Path("/proc/self/status")
@@ -208,13 +212,11 @@ def matmul_ms(hw: Hardware) -> dict[str, float]:
     """Milliseconds of a matmul in each precision that `hw` has, by name; {} for a GPU elsewhere."""
     if not is_here(hw):
         return {}
-    dtypes = {"fp32": torch.float32}
-    if hw.device == "cuda":
-        dtypes["fp16"] = torch.float16
-    if hw.device == "cpu" or hw.capability >= (8, 0):
-        dtypes["bf16"] = torch.bfloat16
+    names = ["fp32", "fp16" if hw.device == "cuda" else "bf16"]
+    if hw.device == "cuda" and hw.capability >= (8, 0):
+        names.append("bf16")
     # The fastest of many: other processes may slow a few.
-    return {name: 1e3 * matmul_seconds(dt, 50, hw.device) for name, dt in dtypes.items()}
+    return {name: 1e3 * matmul_seconds(DTYPES[name], 50, hw.device) for name in names}
 
 
 def timings(work: Callable[[], object], repeats: int, warm: bool = True) -> list[float]:

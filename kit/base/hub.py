@@ -15,7 +15,6 @@ from kit.base.files import disk_errors, file_digest, make_folder, require_disk, 
 from kit.base.formatting import describe_error, join_names, shorten
 
 CARD = "download.json"  # what was fetched, and from where: written last
-REFUSED = (401, 403, 404)  # of HTTP: gated, private or unknown
 
 
 def bytes_on_disk(path: Path) -> int:
@@ -65,17 +64,11 @@ def _download(url: str, part: Path, size_bytes: int, headers: dict[str, str] | N
 def _explained(url: str, what: str, error: Exception) -> KitError:
     """Return an error that says why the server of `url` does not give `what`, and the fix."""
     host = urlsplit(url).netloc
-    status = getattr(getattr(error, "response", None), "status_code", 0)
-    if status in REFUSED or isinstance(error, ValueError):
-        return KitError(
-            f"{host} does not give {what} ({type(error).__name__}). Is it of a repository "
-            "OWNER/NAME, at a revision that its page lists under Files, Commits? For a private or "
-            "gated one, ask for access on its page and set HF_TOKEN."
-        )
     return KitError(
-        f"{what} cannot be fetched: {host} could not be reached ({describe_error(error)}). Is this "
-        "machine online? Run this again: it resumes where it stopped. Without a network, copy the "
-        "files here and name their folder."
+        f"{host} does not give {what} ({describe_error(error)}). Is this machine online, and is it "
+        "of a repository OWNER/NAME, at a revision that its page lists under Files, Commits? For a "
+        "private or gated one, ask for access on its page and set HF_TOKEN. Run this again: it "
+        "resumes. Without a network, copy the files here and name their folder."
     )
 
 

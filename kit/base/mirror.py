@@ -4,9 +4,8 @@ On Colab only Google Drive stays: slow, remote, and now and then failing in the 
 So a run's folder is on the local disk; a `Mirror` copies its changes to the kept folder, and a new
 machine fetches all of it at its start.
 
-- Files are copied in the order of their changes, to a temporary name that is then renamed. So the
-  kept ones are complete whenever the machine is lost, and a file that marks others as complete
-  never arrives before them.
+- Files are copied in the order of their changes, to a temporary name that is then renamed: a file
+  that marks others as complete never arrives before them, whenever the machine is lost.
 - A failed copy is reported once and retried; it never touches the local file.
 - What was removed here is removed there: older checkpoints as soon as a newer one is kept, anything
   else after everything was copied.

@@ -49,17 +49,15 @@ def take_layers(module: nn.Module, path: Path, config) -> None:
     """
     layers, sizes = contents(path)
     for name, value in sizes.items():
-        own = getattr(config, name)
-        if own != value:
+        if getattr(config, name) != value:
             raise KitError(
-                f"`pretrained_layers` of {type(config).__name__} needs {name} {value}, got {own}: "
-                f"set it to false, or {name} to {value}."
+                f"`pretrained_layers` of {type(config).__name__} needs {name} {value}, got "
+                f"{getattr(config, name)}: set it to false, or {name} to {value}."
             )
-    with torch.no_grad():
-        for name, tensor in module.state_dict().items():
-            if name in layers:
-                rows = min(len(tensor), len(layers[name]))
-                tensor[:rows] = layers[name][:rows]
+    state = module.state_dict()
+    for name in state.keys() & layers.keys():
+        rows = min(len(state[name]), len(layers[name]))
+        state[name][:rows] = layers[name][:rows]
 
 
 def is_finite(name: str, values: Tensor) -> bool:
