@@ -115,7 +115,8 @@ class TrainingProcess:
 
 
 def clear_requests(folder: Path) -> None:
-    shutil.rmtree(Path(folder) / REQUESTS, ignore_errors=True)
+    for path in (Path(folder) / REQUESTS).glob("*"):
+        path.unlink(missing_ok=True)
 
 
 def is_requested(folder: Path, name: str) -> bool:
