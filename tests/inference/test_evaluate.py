@@ -51,7 +51,7 @@ def test_a_broken_model_fails_the_gate(voice, recognizer):
     rows = [r for r in manifest() if r.split == "train"][:4]
     broken = SpeechGPT(real_config())
     broken.code_head.bias.data[broken.config.stop_code] = -100.0  # never finds its end
-    config = GenerateConfig(max_codes_per_text_id=30)
+    config = GenerateConfig(max_codes_per_text_id=30, retries=0)
     figures = evaluate.gate_evaluator(voice, rows, recognizer, config)(broken)
     assert figures["eos_rate"] == 0 and figures["runaway_rate"] > 0
     failing = {check.what for check in gate_checks(figures, 0.01, 0.12) if not check.passed}
