@@ -8,7 +8,6 @@ import dataclasses
 
 from kit.audio.clip import load_wave, read_clip
 from kit.base.errors import KitError
-from kit.base.hardware import Hardware
 from kit.base.run import find_run, numbered, read_run_file
 from kit.dataset import data_report
 from kit.notebook.question import Question
@@ -133,32 +132,39 @@ class YourVoice:
         elif base or (run.folder / CODEC).exists():
             way, why = base or SCRATCH, "as this run was started"
         else:
-            ask, why = may_ask(bool(self.preparation.source.data), run.hw, release)
-            way = SCRATCH
-            if ask:
-                way, why = self.ask(release, licence == release.licence)
-                licence = release.licence if way == release.name else ""
+            way, why = self.ask(release, licence)
+            licence = "" if way == SCRATCH else release.licence
         if release and way == release.name and not base:
             require_licence(RELEASE, licence, release.licence)
         run.record(way={"from": way, "licence": licence})
         return Result(line=f"Training starts from {way}, {why}.")
 
-    def ask(self, release: Release, accepted: bool) -> tuple[str, str]:
+    def ask(self, release: Release | None, licence: str) -> tuple[str, str]:
         """Return what training starts from and why; the release only once its licence is."""
+        hw = self.active_run.hw
+        if not self.preparation.source.data:
+            return SCRATCH, "as the built-in corpus needs no other voice"
+        if release is None:
+            return SCRATCH, "as no extra here reads a published voice"
+        if hw.device != "cuda" or round(hw.memory_bytes / 2**30) < GPU_GIB:
+            return (
+                SCRATCH,
+                f"as {release.name} needs a GPU with {GPU_GIB} GB, and this is {hw.name}",
+            )
         few = self.hours < ENOUGH_HOURS
         recommended = release.name if few else SCRATCH
         reason = f"{'fewer' if few else 'no fewer'} than {ENOUGH_HOURS:g} hours of speech"
-        default = recommended if accepted or not few else ""
+        default = recommended if licence == release.licence or not few else ""
         if not is_watched():
             if not default:
                 return SCRATCH, "as nobody is here to accept a licence"
             return default, f"as there are {reason}"
-        licence = f"you accept the {release.licence}: {release.condition}"
+        terms = f"you accept the {release.licence}: {release.condition}"
         answers = {
-            release.name: f"Start from {release.name} ({licence})",
+            release.name: f"Start from {release.name} ({terms})",
             SCRATCH: "From scratch (the voice is yours)",
         }
-        words = f"{release.name}" if few else "from scratch"
+        words = release.name if few else "from scratch"
         text = f"Recommended with {reason}: {words}."
         return Question(text, answers, default).ask(), "as was answered"
 
@@ -248,14 +254,3 @@ def released() -> Release | None:
     """The published model that the notebook offers; None without the extra that reads it."""
     known = (release for release in releases() if RELEASE.endswith(release.repository))
     return next(known, None)
-
-
-def may_ask(own: bool, hw: Hardware, release: Release | None) -> tuple[bool, str]:
-    """Whether there is a choice of what to start from; without one, why from scratch."""
-    if not own:
-        return False, "as the built-in corpus needs no other voice"
-    if release is None:
-        return False, "as no extra here reads a published voice"
-    if hw.device != "cuda" or round(hw.memory_bytes / 2**30) < GPU_GIB:
-        return False, f"as {release.name} needs a GPU with {GPU_GIB} GB, and this is {hw.name}"
-    return True, ""

@@ -76,14 +76,6 @@ def test_amharic_is_spoken_by_coqui_once_it_is_taught(grown):
     assert theirs.encode(text, "en") == XTTSTokenizer(grown.path, "en").encode(text)
 
 
-@pytest.mark.parametrize("tag", ["ar", "en", "hi", "hu", "ru", "tr"])
-def test_amharic_is_spoken_by_coqui_under_a_tag_that_it_knows(tag, grown):
-    """Without the kit's cleaning there: the text is written as the kit leaves it."""
-    text = normalize(SPOKEN, "am")
-    ids = coqui(grown.path).encode(text, tag)
-    assert ids == XTTSTokenizer(grown.path, tag).encode_checked(text)
-
-
 def test_coqui_counts_the_grown_vocabulary_alike_and_a_text_of_old_pieces_keeps_its_ids(
     vocabulary, grown
 ):
