@@ -28,7 +28,7 @@ from kit.base.files import disk_errors, make_folder, write_atomic
 
 PAUSE_S = 0.05  # between two tries
 SHARED_PAUSE_S = 1.0  # the same for a shared lock
-BEAT_S = 20.0  # between two renewals of a shared lock, at least
+BEAT_S = 20.0  # between two renewals of a shared lock
 STALE_S = 300.0  # without a renewal: then its holder counts as gone
 
 # The last lock on each file that this process had, and the thread that had it.
@@ -68,12 +68,15 @@ class Holder:
     def to_json(self) -> bytes:
         return json.dumps(dataclasses.asdict(self)).encode()
 
-    def is_gone(self) -> bool:
-        """Return whether it has ended, or has not renewed its shared lock for `STALE_S`."""
+    def is_gone(self, silent_s: float) -> bool:
+        """Return whether it has ended, if it was seen not to renew its lock for `silent_s`.
+
+        By a clock that is ahead the last renewal is still to come, which says nothing: watch it.
+        """
         is_here = self.machine == machine()
         if is_here and (self.pid == os.getpid() or not psutil.pid_exists(self.pid)):
             return True
-        return time.time() - self.beat_s > STALE_S
+        return max(time.time() - self.beat_s, silent_s) > STALE_S
 
 
 @contextlib.contextmanager
@@ -137,37 +140,54 @@ class SharedLock:
     def __init__(self, path: Path, what: str):
         self.path = path
         self.mine = Holder(what=what, token=secrets.token_hex(8))
+        self.last: Holder | None = None  # what another one has written last
+        self.last_new_s = 0.0  # when that was new, by this machine's clock
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self._renew, name=f"lock {path}", daemon=True)
 
     def acquire(self, wait_s: float, say: Callable[[str], None]) -> None:
-        """Take the lock once it is free or its holder is gone.
+        """Take the lock once it is free or its holder is gone, and renew it from then on.
 
         Waits up to `wait_s`, after calling `say` once; then raises InUse.
         """
         wait_for(self._take, self.path, wait_s, say)
+        self.thread.start()
 
     def _take(self) -> bool:
-        holder = read_holder(self.path)
-        if holder is None or holder.is_gone():
+        holder, now_s = read_holder(self.path), time.monotonic()
+        if holder != self.last:
+            self.last, self.last_new_s = holder, now_s
+        if holder is None or holder.is_gone(silent_s=now_s - self.last_new_s):
             self._write()
         time.sleep(SHARED_PAUSE_S)  # of two that write at the same time, the later one gets it
         holder = read_holder(self.path)
         return holder is not None and holder.token == self.mine.token
 
+    def _other_holder(self) -> Holder | None:
+        holder = read_holder(self.path)
+        return holder if holder and holder.token != self.mine.token else None
+
     def _write(self) -> None:
         write_atomic(self.path, dataclasses.replace(self.mine, beat_s=time.time()).to_json())
 
-    def renew(self) -> None:
-        """Keep the lock, before `STALE_S` are over. Raises KitError if another machine has it."""
-        holder = read_holder(self.path)
-        if holder and holder.token != self.mine.token:
+    def _renew(self) -> None:
+        while not self.over.wait(BEAT_S):
+            with contextlib.suppress(OSError):  # a network that fails may come back
+                if self._other_holder():
+                    return
+                self._write()
+
+    def confirm(self) -> None:
+        """Raise KitError if another machine has taken over."""
+        if self._other_holder():
             raise KitError(describe_holder(self.path))
-        if holder is None or time.time() - holder.beat_s > BEAT_S:
-            self._write()
 
     def release(self) -> None:
-        holder = read_holder(self.path)
-        if holder and holder.token == self.mine.token:
-            self.path.unlink()
+        self.over.set()
+        if self.thread.is_alive():
+            self.thread.join()
+        if not self._other_holder():
+            self.path.unlink(missing_ok=True)
 
 
 def wait_for(take: Callable, path: Path, wait_s: float, say: Callable[[str], None]):
@@ -200,11 +220,10 @@ def describe_holder(path: Path) -> str:
     began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since_s))
     message = (
         f"{path.parent} is in use: process {holder.pid} on {holder.machine.split(' ')[0]} has been "
-        f"at {holder.what} since {began}. Wait until it ends, or stop it there."
+        f"at {holder.what} since {began}. Wait until it ends, or stop it there (the Stop button, "
+        "or restart that notebook's kernel)."
     )
     if holder.beat_s:
-        message += (
-            f" If that machine is gone, its lock ends {STALE_S / 60:.0f} minutes after its last "
-            f"sign of life; or delete {path}."
-        )
+        gone = f"its lock ends {STALE_S / 60:.0f} minutes after its last sign of life"
+        message += f" If that machine is gone, {gone}. Or delete {path}."
     return message

@@ -4,9 +4,10 @@ On Colab only Google Drive stays: slow, remote, and now and then failing in the 
 So a run's folder is on the local disk; a `Mirror` copies its changes to the kept folder, and a new
 machine fetches all of it at its start.
 
-- Files are copied in the order of their changes, to a temporary name that is then renamed: a file
-  that marks others as complete never arrives before them, whenever the machine is lost.
-- A failed copy is reported once and retried; it never touches the local file.
+- Files are copied in the order of their changes, to a temporary name that is then renamed. So the
+  kept ones are complete whenever the machine is lost, and a file that marks others as complete
+  never arrives before them.
+- A failure is reported once and retried; it never touches the local file.
 - What was removed here is removed there: older checkpoints as soon as a newer one is kept, anything
   else after everything was copied.
 - Of a file that two machines wrote the later copy stays. `hold_shared_lock` lets one at a time
@@ -15,6 +16,7 @@ machine fetches all of it at its start.
 
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import secrets
@@ -30,6 +32,7 @@ from kit.base.run import read_run_file
 
 WAIT_S = 60.0  # for a copy by another process
 SHARED_WAIT_S = STALE_S + 2 * BEAT_S  # for another machine: longer than one that is gone counts
+FETCH_TRIES = 3  # before a file that cannot be fetched is an error
 CLOCK_NS = 2_000_000_000  # times closer than this count as equal
 LARGE_BYTES = 100_000_000  # from here fetching takes so long that it is announced
 MEMORY = ".mirrored.json"  # in the local folder: what was copied and when
@@ -62,11 +65,7 @@ class Mirror:
             if total_bytes > LARGE_BYTES:
                 self.say(f"Fetching {total_bytes / 1e6:,.0f} MB from {self.kept}.")
             for name in names:
-                try:
-                    copy_whole(self.kept / name, self.folder / name, there[name])
-                except OSError as error:
-                    message = f"could not fetch {self.kept / name}: {error.strerror or error}"
-                    raise DiskError(error.errno, f"{message} Run again: it resumes.") from error
+                self._fetch_file(name, there[name])
                 memory[name] = [stamp(self.folder / name), there[name]]
         return total_bytes
 
@@ -81,6 +80,17 @@ class Mirror:
         if there_before[0] == there[0] and same_time:
             return False  # what is missing here was removed here
         return here in (None, here_before)
+
+    def _fetch_file(self, name: str, about: Stamp) -> None:
+        """Copy a kept file here; try again if the network fails."""
+        for tried in range(1, FETCH_TRIES + 1):
+            try:
+                return copy_whole(self.kept / name, self.folder / name, about)
+            except OSError as error:
+                if tried == FETCH_TRIES:
+                    message = f"could not fetch {self.kept / name}: {error.strerror or error}"
+                    raise DiskError(error.errno, message) from error
+                time.sleep(1.0)
 
     def _join(self, memory: Memory) -> None:
         """Give both folders the same id; raise KitError if they hold different runs."""
@@ -104,13 +114,13 @@ class Mirror:
         Raises DiskError, InUse if another process copies for longer than `wait_s`, and KitError if
         another machine has taken the run over.
         """
-        if self.lock is not None:
-            self.lock.renew()
         here = stamps(self.folder, self.apart)
         before = {name: stamp_here for name, (stamp_here, _) in self._memory().items()}
         is_kept = here == before and read_run_file(self.kept / IDENTITY)
         if is_kept or not here:  # deleted, or still empty: keep what is kept
             return
+        if self.lock is not None:
+            self.lock.confirm()
         with self._locked_memory(wait_s) as memory:
             self._join(memory)
             changed = [name for name in here if name not in memory or memory[name][0] != here[name]]
@@ -158,11 +168,13 @@ class Mirror:
             return False
         except (OSError, KitError) as error:
             trouble = getattr(error, "strerror", None) or str(error)
+            if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+                trouble += " Also empty its bin."
         if trouble and not self.trouble:
             self.say(
-                f"Since {time.strftime('%H:%M')} nothing new is kept in {self.kept}: {trouble} "
-                "(Files in its bin take up space, too.) New files are only on this machine and are "
-                "lost with it. The kit keeps trying and prints a line when it works again."
+                f"Since {time.strftime('%H:%M')} nothing new is kept in {self.kept}: "
+                f"{trouble} New files are only on this machine and are lost with it. The kit keeps "
+                "trying and prints a line when it works again."
             )
         if self.trouble and not trouble:
             self.say(f"All is kept in {self.kept} again.")
@@ -171,10 +183,7 @@ class Mirror:
 
     @contextlib.contextmanager
     def hold_shared_lock(self, what: str) -> Iterator[None]:
-        """Keep other machines from doing `what` in this run during the block, or raise InUse.
-
-        `copy` must be called meanwhile, which renews the lock.
-        """
+        """Keep other machines from doing `what` in this run during the block, or raise InUse."""
         lock = SharedLock(self.kept / f"{what}.lock", what)
         try:
             lock.acquire(SHARED_WAIT_S, self.say)

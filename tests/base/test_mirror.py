@@ -7,9 +7,11 @@ import os
 import shutil
 import time
 from pathlib import Path
+from threading import Event, Thread
 from types import SimpleNamespace
 
 import pytest
+from helpers import until
 
 from kit.base import lock, mirror
 from kit.base.errors import KitError
@@ -136,7 +138,7 @@ def test_a_full_drive_keeps_the_last_checkpoint_and_says_what_helps(a, drive, li
     (a.folder / "checkpoints/1.safetensors").unlink()
     drive.faults = [fault(errno.ENOSPC)]
     assert not a.keep()
-    assert "No space left on device" in lines[0] and "bin" in lines[0]
+    assert "No space left on device" in lines[0] and "empty its bin" in lines[0]
     assert texts(a.kept) == {f"checkpoints/{older}.safetensors": str(older)}
     assert a.keep() and texts(a.kept) == texts(a.folder)
 
@@ -164,21 +166,23 @@ def test_an_unreadable_drive_is_not_an_empty_one(a, b, drive, monkeypatch):
         patch.setattr(mirror.os, "scandir", broken)
         with pytest.raises(OSError, match="Input/output error"):
             b.fetch()
-    drive.faults = [fault(errno.EIO)]
-    with pytest.raises(OSError, match=r"could not fetch .*Input/output error"):
+    drive.faults = [fault(errno.EIO)] * mirror.FETCH_TRIES
+    monkeypatch.setattr(mirror.time, "sleep", lambda _: None)
+    with pytest.raises(OSError, match="Input/output error"):
         b.fetch()
     assert stamps(b.folder) == {}
 
 
-def test_fetching_resumes_where_it_stopped(a, b, drive):
-    write(a.folder, one="1", two="2", three="3")
+def test_fetching_tries_again_and_resumes_where_it_stopped(a, b, drive, monkeypatch):
+    write(a.folder, one="1", two="2", three="3", four="4")
     a.copy()
     drive.copied.clear()
-    drive.faults = [None, KeyboardInterrupt()]
+    drive.faults = [None, fault(errno.EIO), None, None, KeyboardInterrupt()]
+    monkeypatch.setattr(mirror.time, "sleep", lambda _: None)
     with pytest.raises(KeyboardInterrupt):
         b.fetch()
-    assert drive.copied == ["one", "two"]
-    assert b.fetch() == 2 and texts(b.folder) == texts(a.folder)
+    assert drive.copied == ["one", "two", "two", "three", "four"]
+    assert b.fetch() == 1 and texts(b.folder) == texts(a.folder)
 
 
 def copy_slowly(machine: Mirror, started) -> None:
@@ -292,6 +296,23 @@ def test_who_was_taken_over_keeps_nothing_any_more(a, lines):
     assert "has been at training" in lines[0]
     assert texts(a.kept) == {"weights": ""}
     assert (a.kept / "training.lock").exists(), "it is the other one's"
+
+
+def copying(folder: Path, over: Event) -> None:
+    with lock.held(folder / ".mirror.lock", "copying"):
+        over.wait()
+
+
+def test_who_finds_another_process_copying_leaves_it_to_that(a, lines):
+    write(a.folder, weights="")
+    over = Event()
+    other = Thread(target=copying, args=(a.folder, over))
+    other.start()
+    until(lambda: lock.current_holder(a.folder / ".mirror.lock"))
+    assert not a.keep() and lines == [] and stamps(a.kept) == {}
+    over.set()
+    other.join()
+    assert a.keep() and texts(a.kept) == {"weights": ""}
 
 
 def test_a_drive_that_takes_no_lock_stops_nobody(a, lines):
