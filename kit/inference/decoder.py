@@ -101,6 +101,16 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
 
 
+def require_finite(model: nn.Module) -> None:
+    """Raise SpeechError for weights of which some are NaN or infinite."""
+    for name, values in model.named_parameters():
+        if not is_finite(name, values):
+            raise SpeechError(
+                f"The model's weights are damaged: {name} is not finite. Load an earlier "
+                "checkpoint, or train again with a lower learning rate."
+            )
+
+
 class Decoder(nn.Module):
     """`model` prepared for decoding on its device in one of FORMATS; `ran` says what runs, and why.
 
@@ -128,12 +138,7 @@ class Decoder(nn.Module):
         set_cuda_defaults()
         self.config = model.config
         self.device = model.final_norm.weight.device
-        for name, values in model.named_parameters():  # rounded to int8, NaN is a number
-            if not is_finite(name, values):
-                raise SpeechError(
-                    f"The model's weights are damaged: {name} is not finite. Load an earlier "
-                    "checkpoint, or train again with a lower learning rate."
-                )
+        require_finite(model)  # rounded to int8, NaN is a number
         compiles, not_compiled = will_compile(compile, self.device)
         if compiles:
             keep_device_guard()
