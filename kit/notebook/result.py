@@ -66,8 +66,8 @@ class Result:
     __repr__ = __str__  # the plain-text side of a cell's output
 
     def _repr_html_(self) -> str:
-        lines = [html.escape(line) for line in self.line.splitlines()]
-        return f"<p>{'<br>'.join(lines)}</p>{self.drawn()}"
+        # A preset's lines begin with spaces.
+        return f"<p style='white-space:pre-wrap'>{html.escape(self.line)}</p>{self.drawn()}"
 
     def drawn(self) -> str:
         """HTML of all but the line; "" if nothing else is shown."""

@@ -76,7 +76,7 @@ class Setup:
         rows, inner, columns = hardware.MATMUL_SHAPES[hw.device]
         title = f"One {rows} x {inner} x {columns} matmul on the {hw.name}"
         picture = bars(list(times), list(times.values()), "ms", title)
-        timings = ", ".join(f"{precision} {ms:.3g} ms" for precision, ms in times.items())
+        timings = ", ".join(f"{precision} {number_text(ms)} ms" for precision, ms in times.items())
         return Result(line=f"{title}: {timings}", pictures=[picture])
 
     @property
