@@ -11,7 +11,7 @@ from kit.base import hardware
 from kit.base.compiler import compiler_available
 from kit.base.config import build
 from kit.base.formatting import format_gib
-from kit.notebook.plots import bars, memory_bars
+from kit.notebook.plots import bars, memory_bars, number_text
 from kit.notebook.result import Result
 from kit.recipes.open_run import ActiveRun, RunSource
 from kit.recipes.run_parts import workload

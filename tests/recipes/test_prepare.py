@@ -92,7 +92,7 @@ def test_a_run_keeps_its_language_however_it_is_spelt():
 def test_every_step_draws_itself_and_leaves_what_later_notebooks_need(prepared):
     preparation, results = prepared
     assert len(results) == 12
-    assert all(str(result) and result._repr_html_().startswith("<p>") for result in results)
+    assert all(str(result) and result._repr_html_().startswith("<p ") for result in results)
     check, _, _, codec, _, align, *_ = results
     assert check.pictures and f"{CORPUS.utterances + 14} utterances" in str(check)
     recording, *captions = [sound.caption for sound in codec.sounds]
