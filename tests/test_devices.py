@@ -97,7 +97,7 @@ def test_a_codec_on_a_gpu_encodes_clips_that_are_on_the_cpu(fake, name):
     codec = made(CODECS[name][0], fake)
     waves = [torch.randn(20_000), torch.randn(9_000)]
     assert devices([codec.encode(waves[0][None]), *codec.encode_clips(waves)]) == {"cuda"}
-    assert devices(list(codec.round_trips(waves[0]).values())) == {"cpu"}
+    assert devices([codec.round_trip(waves[0])]) == {"cpu"}
     for front_end in (codec.mel, made(Mel, fake)):
         mels, codes = mels_and_codes(codec, front_end, waves)
         assert devices([*mels, *codes]) == {"cuda"}

@@ -76,8 +76,7 @@ def time_steps(
     count = 2 * len(batches)
     still = {"max_steps": max(count, config.max_steps), "early_stopping_patience": 0}
     still = dataclasses.replace(config.without_gate(), **still)
-    finetuning = work.finetuning.without_phases()
-    trainer = Trainer(SpeechGPT(work.model), still, speed, work.hw, finetuning)
+    trainer = Trainer(SpeechGPT(work.model), still, speed, work.hw, work.finetuning)
     ends_s = [event.unix_s for event in itertools.islice(train(trainer, [*batches] * 2), count)]
     seconds = (ends_s[-1] - ends_s[len(batches) - 1]) / len(batches)
     trainer.model.eval()
