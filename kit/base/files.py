@@ -114,7 +114,7 @@ DISK_FIXES = {
     (errno.EROFS, errno.EACCES, errno.EPERM): "This user may not write there, or the disk is "
     "read-only: set KIT_RUNS to a writable folder and run again.",
 }
-OTHER_DISK_FIX = "Free some disk space, see whether the disk is there and sound, and run again."
+OTHER_DISK_FIX = "Free some disk space, see whether the disk is sound, and run again."
 
 
 @contextlib.contextmanager
