@@ -114,7 +114,7 @@ DISK_FIXES = {
     (errno.EROFS, errno.EACCES, errno.EPERM): "This user may not write there, or the disk is "
     "read-only: set KIT_RUNS to a writable folder and run again.",
 }
-OTHER_DISK_FIX = "Is the disk still there, and sound? Else set KIT_RUNS to another, and run again."
+OTHER_DISK_FIX = "Free some disk space, see whether the disk is sound, and run again."
 
 
 @contextlib.contextmanager
