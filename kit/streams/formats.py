@@ -129,16 +129,6 @@ class Table(LineStream):
                 "a double quote is never closed in this line: a row is one line (JSON Lines hold "
                 "texts with line ends)"
             )
-        if any(line.count('"') % 2 for line in lines):
-            raise ValueError(
-                "a double quote is never closed in this line: a row is one line (JSON Lines hold "
-                "texts with line ends)"
-            )
-        if any(line.count('"') % 2 for line in lines):
-            raise ValueError(
-                "a double quote is never closed in this line: a row is one line (JSON Lines hold "
-                "texts with line ends)"
-            )
         csv.field_size_limit(sys.maxsize)  # `longest_record_bytes` bounds what is read
         try:
             return list(csv.reader(lines, delimiter=self.delimiter, strict=True))
