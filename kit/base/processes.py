@@ -37,8 +37,11 @@ def run_in_process(function: Callable, *arguments, preload: Sequence[str]):
     except EOFError:
         process.join()
         code = process.exitcode  # of a signal: its number, negative
+        how = (
+            f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        )
         hint = ": most likely memory ran out" if code == -signal.SIGKILL else ""
-        raise KitError(f"its process ended with code {code}{hint}") from None
+        raise KitError(f"its process {how}{hint}") from None
     finally:
         if process.pid is not None:
             process.kill()

@@ -83,6 +83,10 @@ class CodeStream(IterableDataset):
             "corpus": hashlib.sha256(utterances).hexdigest()[:8],
             "order": digest(*order, *marks)[:8],  # the same for every micro-batch
         }
+        self.load_state_dict(position or {})
+
+    def load_state_dict(self, position: dict) -> None:
+        """Start at `position`; DamagedFileError for one of other utterances or another order."""
         for mark, what in MARKS.items():
             if position and position.get(mark) != self.identity[mark]:
                 raise DamagedFileError(
@@ -90,7 +94,7 @@ class CodeStream(IterableDataset):
                     "utterances and leave others out. Restore the data as it was, or start from "
                     "the beginning by giving no position (in a notebook: choose another KIT_RUN)."
                 )
-        self.position = {"epoch": 0, "batch": 0} | (position or {}) | self.identity
+        self.position = {"epoch": 0, "batch": 0} | position | self.identity
 
     @property
     def members(self) -> np.ndarray:

@@ -127,7 +127,7 @@ unseen: {object: "r, s, t"}
 
 
 LACKING = {
-    "phrase: [p": "not valid YAML",
+    "phrase: [p": "cannot be read as YAML",
     "unseen:": "not written as en.yaml",
     'verb: ["f, g"]': "as many rows are needed for `verb` as for `subject`",
     "order: [subject]": "not written as en.yaml",

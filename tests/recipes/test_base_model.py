@@ -70,6 +70,7 @@ def checked(preparation: Preparation) -> Preparation:
     return preparation
 
 
+@pytest.mark.long
 def test_training_continues_from_the_voice_which_is_needed_no_longer(base, exported, tmp_path):
     """The same recordings: the first step's loss is near the last of the voice, not of chance."""
     copy = shutil.copytree(exported, tmp_path / "copy")

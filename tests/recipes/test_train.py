@@ -137,9 +137,8 @@ def test_nobody_watches_and_a_voice_is_left_which_is_not_trained_again(
     assert AlignmentHead(**head) == load_references(references)["habits"].head
 
 
-@pytest.mark.parametrize(
-    "lr, learns", [pytest.param(1e-3, True, marks=pytest.mark.long), (0.9, False)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("lr, learns", [(1e-3, True), (0.9, False)])
 def test_a_training_that_diverges_has_failed(tmp_path, capsys, lr, learns):
     train = {"max_steps": 120, "warmup_steps": 10, "eval_steps": 120, "save_steps": 120, "lr": lr}
     train |= {"optimizer": "adamw", "schedule": "constant"}

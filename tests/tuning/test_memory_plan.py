@@ -59,10 +59,13 @@ STEPS = [
     (SMALL, "fp32", {"sdpa": True, "ema": True} | HALF_OF_THEM),
     (SMALL, "bf16", {"train": TrainConfig(optimizer="muon")}),
     (LARGER, "fp32", {"sdpa": True, "fused_adamw": True} | ALL),
-    (LARGER, "fp32", {"sdpa": True, "train": TrainConfig(optimizer="muon")} | ALL),
+    pytest.param(
+        (LARGER, "fp32", {"sdpa": True, "train": TrainConfig(optimizer="muon")} | ALL),
+        marks=pytest.mark.long,
+    ),
     pytest.param((LARGER, "bf16", {"sdpa": True, "ema": True}), marks=pytest.mark.long),
     pytest.param((LARGER, "bf16", {"sdpa": True} | HALF_OF_THEM), marks=pytest.mark.long),
-    (dataclasses.replace(SMALL, dropout=0.1), "bf16", {}),
+    pytest.param((dataclasses.replace(SMALL, dropout=0.1), "bf16", {}), marks=pytest.mark.long),
     (dataclasses.replace(SMALL, dropout=0.1), "fp32", {"sdpa": True} | ALL),
 ]
 

@@ -65,7 +65,11 @@ SWITCHES = ("sdpa", "gradient_checkpointing", "ema_offload", "adamw_8bit")
 
 @pytest.mark.parametrize(
     ("kept", "rows", "on"),
-    [((), 32, {"sdpa"}), (("sdpa",), 8, {"gradient_checkpointing"}), (SWITCHES, 8, set())],
+    [
+        pytest.param((), 32, {"sdpa"}, marks=pytest.mark.long),
+        pytest.param(("sdpa",), 8, {"gradient_checkpointing"}, marks=pytest.mark.long),
+        (SWITCHES, 8, set()),
+    ],
 )
 def test_the_mildest_change_that_fits_is_made_but_what_a_person_set_stays(kept, rows, on):
     work = workload(data=DataConfig(effective_batch=64, micro_batch=64, reference_frames=40))
