@@ -213,7 +213,7 @@ def _read_samples(file: "SoundFile", seconds: float, path: str, dtype: str) -> n
 
 
 def resampling_ratio(rate_hz: int, new_rate_hz: int) -> tuple[int, int]:
-    """Return (a, b), a : b within 0.07 % of rate_hz : new_rate_hz: the difference cannot be heard."""
+    """Return (a, b), a : b within 0.07 % (a hundredth of a semitone) of rate_hz : new_rate_hz."""
     exact = Fraction(rate_hz, new_rate_hz)
     max_denominator = max(1, math.isqrt(int(MAX_FILTER_TAPS / exact)))
     return exact.limit_denominator(max_denominator).as_integer_ratio()
