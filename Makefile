@@ -154,7 +154,7 @@ test: $(STAMP)  ## run the tests, and notebooks 00 to 04 with the preset tiny
 	@$(BIN)/python -m pytest -n $(JOBS) --no-loadscope-reorder $(ARGS)
 
 test-long: $(STAMP)  ## run the tests that take long, and notebooks 05 to 07
-	@$(BIN)/python -m pytest -n $(JOBS) --no-loadscope-reorder -m long $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --no-loadscope-reorder -m "long or basis" $(ARGS)
 
 # An environment of its own, 5 GB; NumPy's oldest has wheels for Python 3.11 and 3.12.
 .venv-oldest/.installed: pyproject.toml tests/tools/oldest.py

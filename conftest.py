@@ -39,9 +39,11 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """The notebooks begin, as they take longest; those that need no other's run are long tests."""
+    """The notebooks begin, as they take longest; 05 and later ones are long tests."""
     items.sort(key=lambda item: item.path.suffix != ".ipynb")
     for item in items:
+        if item.path.name == "01_data_prep.ipynb":
+            item.add_marker(pytest.mark.basis)
         if item.path.name >= "05" and item.path.suffix == ".ipynb":
             item.add_marker(pytest.mark.long)
 
