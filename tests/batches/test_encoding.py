@@ -204,6 +204,7 @@ def run(processes, folder: Path, count: int) -> None:
         assert child.exitcode == 0
 
 
+@pytest.mark.long
 def test_two_processes_build_the_same_cache_at_once(processes, small, tmp_path):
     run(processes, tmp_path, 2)
     assert contents(tmp_path) == contents(small)

@@ -47,6 +47,7 @@ def interrupt(training: Training) -> None:
         list(unchecked(training).run())
 
 
+@pytest.mark.long
 def test_a_run_counted_in_epochs_is_the_run_counted_in_steps(tmp_path):
     train = {"num_train_epochs": 3.0, "min_steps": 1, "max_steps": 10_000}
     training = Training(active(tmp_path, train=train))
@@ -173,6 +174,7 @@ def test_a_setting_of_another_version_in_a_runs_file_is_named(runs):
         start("mine")
 
 
+@pytest.mark.long
 def test_the_panel_shows_measured_gains_and_a_plan_that_follows_the_switches(tmp_path, watched):
     run = active(tmp_path)
     figures = {"baseline": {"steps_per_s": 2.0, "peak_memory_bytes": 2**30}}

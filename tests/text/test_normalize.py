@@ -57,7 +57,10 @@ def test_any_string_is_taken_and_nothing_is_left_to_do(language):
 REPEATED = [*"5 5ኛ ፼ $5 5- −5 5€ 5° 90s 5. 5, a' ዓ. ሀ".split(), "5 tl", " ፡"]
 
 
-@pytest.mark.parametrize("language", WRITTEN)
+LONG = [pytest.param(name, marks=pytest.mark.long) for name in WRITTEN if name != "am"]
+
+
+@pytest.mark.parametrize("language", ["am", *LONG])
 def test_a_monstrous_string_is_no_trap(language):
     for sign in REPEATED:  # a rule of quadratic cost would take minutes here
         assert normalize(sign * 20_000, language)

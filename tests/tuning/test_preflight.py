@@ -87,6 +87,7 @@ def test_a_run_of_which_not_one_row_fits_is_refused_with_a_fix():
         preflight.make_fit(workload(memory_bytes=2**20))
 
 
+@pytest.mark.long
 def test_changes_that_need_more_than_what_was_checked_are_tried():
     work = workload(speed=SpeedConfig(sdpa=True), rows=4)
     checked = preflight.preflight(work)
