@@ -236,7 +236,6 @@ $(VENV)/.extra-bench-infer: tests/bench/infer-requirements.txt $(STAMP)
 bench-infer: $(VENV)/.extra-bench-infer  ## compare speaking with other libraries: runs/bench/infer.json
 	@$(BIN)/python tests/bench/bench_infer.py $(ARGS)
 
-
 check-gpu: $(STAMP)  ## measure on a GPU, in a quarter of an hour: runs/bench/gpu.json
 	@$(BIN)/python tests/bench/check_gpu.py $(ARGS)
 

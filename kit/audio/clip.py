@@ -120,7 +120,7 @@ def read_clip(path: str) -> tuple[np.ndarray, int]:
 
 def to_mono(wave: np.ndarray) -> np.ndarray:
     """Return the mean (L,) of the channels of `wave` (L, C), or the loudest one if they cancel."""
-    channel = cancelling_channel(wave)
+    channel = 0 if wave.shape[1] == 1 else cancelling_channel(wave)
     return wave.mean(axis=1) if channel is None else wave[:, channel]
 
 
@@ -207,7 +207,7 @@ def _read_samples(file: "SoundFile", seconds: float, path: str, dtype: str) -> n
     if len(wave) < file.frames:
         raise DatasetError(f"{path} is damaged: {len(wave):,} of {file.frames:,} samples were read")
     peak = max(float(wave.max()), -float(wave.min()))
-    if not peak <= MAX_SAMPLE:  # nor is it for one that is no number
+    if not peak <= MAX_SAMPLE:  # also true for NaN
         raise DatasetError(f"{path} has samples of {peak:.3g} times full scale")
     return wave
 

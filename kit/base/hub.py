@@ -34,6 +34,8 @@ def fetch_file(
     with disk_errors(path):
         if bytes_on_disk(path) != size_bytes:
             written = path.with_name(f"{path.name}.part")
+            if bytes_on_disk(written) > size_bytes:  # of a server that ignores ranges
+                written.unlink()
             _download(url, written, size_bytes, headers)
         actual = file_digest(written)
         if sha256 not in ("", actual):

@@ -256,11 +256,15 @@ def git_state() -> str:
     """Return this checkout's commit, with "+" if files differ from it; "" outside git."""
     if not config.IS_CHECKOUT:  # installed: the folder may be in a repository of somebody else's
         return ""
-    command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
     try:
-        result = subprocess.run(command, cwd=config.ROOT, capture_output=True)
+        commit = _git("rev-parse", "--short", "HEAD")
+        return f"{commit}+" if _git("status", "--porcelain") else commit
     except FileNotFoundError:
         return ""
+
+
+def _git(*arguments: str) -> str:
+    result = subprocess.run(["git", *arguments], cwd=config.ROOT, capture_output=True)
     return result.stdout.decode("utf-8", errors="replace").strip()
 
 

@@ -100,8 +100,10 @@ def _by_processes(
     pool: ProcessPoolExecutor, paths: list[str], processes: int, decode_s: float
 ) -> list[dict]:
     """Raises DatasetError with the clips that were being read if one of the processes dies."""
-    started = [(path, pool.submit(measure_row, path, decode_s)) for path in paths]
+    started = []
     try:
+        for path in paths:
+            started.append((path, pool.submit(measure_row, path, decode_s)))
         return [future.result() for _, future in started]
     except BrokenProcessPool as error:
         unread = [path for path, future in started if future.exception()][: processes + 1]

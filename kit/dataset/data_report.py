@@ -162,20 +162,16 @@ class DataReport:
 
     def require_usable(self, config: ManifestConfig, where: Path) -> None:
         """Raise DatasetError when too much was refused; `where` is the file with the findings."""
-        problem = ""
+        lines = "\n".join(self.summary())
         if not any(row.split == "train" for row in self.kept):
-            problem = "No utterance can be trained on"
-        elif self.lost_percent > config.max_rejected_percent:
-            problem = (
-                f"{self.lost_percent:.1f} % of the hours was refused "
-                f"(limit {config.max_rejected_percent:g} %)"
-            )
-        if problem:
-            lines = "\n".join(self.summary())
+            raise DatasetError(f"No utterance can be trained on. {lines}\nAll of them: {where}.")
+        if self.lost_percent > config.max_rejected_percent:
             raise DatasetError(
-                f"{problem}. {lines}\nAll of them: {where}. Fix them, or continue without them: "
-                'raise MAX_REJECTED_PERCENT in "More settings" of the notebook, or on the command '
-                f"line --set manifest.max_rejected_percent={math.ceil(self.lost_percent)} (of make "
+                f"{self.lost_percent:.1f} % of the hours was refused (limit "
+                f"{config.max_rejected_percent:g} %). {lines}\nAll of them: {where}. Fix them, or "
+                'continue without them: raise MAX_REJECTED_PERCENT in "More settings" of the '
+                "notebook, or on the command line --set "
+                f"manifest.max_rejected_percent={math.ceil(self.lost_percent)} (of make "
                 "voice: ARGS='--set ...')."
             )
 

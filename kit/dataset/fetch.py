@@ -152,10 +152,10 @@ def write_rows(
         return folder
     make_folder(folder / "wavs")
     part = folder / PART
-    mark = folder / POSITION
+    position_path = folder / POSITION
     position = {"rows": 0, "seconds": 0.0, "bytes": 0, "stream": None}
-    if mark.is_file():
-        position = json.loads(mark.read_bytes())
+    if position_path.is_file() and part.is_file():
+        position = json.loads(position_path.read_bytes())
     limit_s = float("inf") if config.most_hours is None else config.most_hours * 3600
     with disk_errors(part), open(part, "ab") as lines:
         lines.truncate(position["bytes"])  # what came after the last save is written again
@@ -171,7 +171,7 @@ def write_rows(
                 os.fsync(lines.fileno())
                 position["bytes"] = lines.tell()
                 position["stream"] = rows.state_dict() if hasattr(rows, "state_dict") else None
-                write_atomic(mark, json.dumps(position))
+                write_atomic(position_path, json.dumps(position))
             progress(position["rows"], position["rows"] + 1)  # how many there are is unknown
         lines.flush()
         os.fsync(lines.fileno())
@@ -182,7 +182,7 @@ def write_rows(
         raise DatasetError(f"None of {position['rows']} rows could be used: {first['rejected']}")
     with disk_errors(folder):
         os.replace(part, folder / TABLE)
-        mark.unlink(missing_ok=True)
+        position_path.unlink(missing_ok=True)
     return folder
 
 

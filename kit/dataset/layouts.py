@@ -294,8 +294,8 @@ def find_dataset(source: Path, config: ManifestConfig) -> DatasetFiles:
     files = _tables_in(folder, children, config) or _tables_below(folder, children, config)
     if files:
         return files
-    found = (Path(parent, name) for parent, names in walk(source) for name in names)
-    if any(has_suffix(path.name) and path.with_suffix(".txt").is_file() for path in found):
+    below = (Path(parent, name) for parent, names in walk(source) for name in names)
+    if any(has_suffix(path.name) and path.with_suffix(".txt").is_file() for path in below):
         return DatasetFiles(folder=source, tables=[], unread=[])
     raise DatasetError(_no_dataset_message(source))
 
@@ -343,24 +343,26 @@ def _named_tables(paths: list[Path]) -> list[Path]:
         if (of_splits[0].parent / "clips").is_dir():  # Common Voice, whose order this is
             of_splits.sort(key=lambda path: path.name != "train.tsv")
         return of_splits
-    return [path for path in paths if path.stem.lower() in ("metadata", "validated")]
+    whole = [path for path in paths if path.stem.lower() in ("metadata", "validated")]
+    named = [path for path in of_splits if path.stem.lower().startswith("metadata")]
+    return whole + [path for path in named if has_known_split(path.stem)] if whole else []
 
 
 def _tables_below(
     folder: Path, children: list[Path], config: ManifestConfig
 ) -> DatasetFiles | None:
     """Return the tables in subfolders: in one, in those of splits, or in those of speakers."""
-    found = [_tables_in(path, _visible(path), config) for path in children if path.is_dir()]
-    found = [files for files in found if files]
-    names = [files.folder.name for files in found]
+    datasets = [_tables_in(path, _visible(path), config) for path in children if path.is_dir()]
+    datasets = [files for files in datasets if files]
+    names = [files.folder.name for files in datasets]
     is_known = all(map(has_known_split, names)) or all(map(UPLOADED.fullmatch, names))
-    if len(found) > 1 and not (config.speakers or is_known):
+    if len(datasets) > 1 and not (config.speakers or is_known):
         raise DatasetError(
             f"{folder} holds several datasets ({join_names(names, 8)}): name one of them. Where "
             'each folder is a speaker, say so: SPEAKERS = "folder" in 01_data_prep, --speakers.'
         )
-    tables = [table for files in found for table in files.tables]
-    unread = [f"{files.folder.name}/{name}" for files in found for name in files.unread]
+    tables = [table for files in datasets for table in files.tables]
+    unread = [f"{files.folder.name}/{name}" for files in datasets for name in files.unread]
     return DatasetFiles(folder=folder, tables=tables, unread=unread) if tables else None
 
 

@@ -165,6 +165,7 @@ class Decoder(nn.Module):
             self.max_positions = -(-self.max_positions // 16) * 16
         positions = torch.arange(self.max_positions, device=self.device)
         self.counter = nn.Buffer(positions, persistent=False)
+        self.max_rows: int | None = None  # of a batch, once memory has run out
         self.keeps_states = states
         self.alignment_head = alignment_head
         self.compiled = None  # None: eager steps

@@ -232,7 +232,7 @@ class CudaGraphSteps(PreparedSteps):
         self.batch = None
 
     def free_memory(self) -> None:
-        """Drop the graphs and their cache, unless a batch still holds it."""
+        """Drop the graphs and their cache; a batch that still uses it continues without graphs."""
         self.clear()
         self.layers = []
         self.mask = None

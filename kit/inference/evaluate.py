@@ -232,11 +232,11 @@ def word_stats(pairs: list[WordPair]) -> list[WordStats]:
         for word in pair.words:
             by_word[word].append(pair)
     stats = []
-    for word, found in by_word.items():
-        wrong = [pair for pair in found if pair.kind]
+    for word, word_pairs in by_word.items():
+        wrong = [pair for pair in word_pairs if pair.kind]
         record = WordStats(
             word=word,
-            count=len(found),
+            count=len(word_pairs),
             wrong=len(wrong),
             kinds=by_frequency(pair.kind for pair in wrong),
             recognized=by_frequency(" ".join(pair.recognized) for pair in wrong),

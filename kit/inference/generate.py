@@ -296,9 +296,8 @@ def decode(
     """
     rows = [(i, seed) for i, text_seeds in enumerate(seeds) for seed in text_seeds]
     results = []
-    limit = len(rows)
     while len(results) < len(rows):
-        batch_rows = rows[len(results) :][:limit]
+        batch_rows = rows[len(results) :][: decoder.max_rows]
         count = len(batch_rows)
         if not decoder.can_drop_rows:  # few batch sizes, few graphs: pad with the last row
             batch_rows += batch_rows[-1:] * (2 ** (count - 1).bit_length() - count)
@@ -311,9 +310,9 @@ def decode(
             if count == 1 or not is_oom(error):
                 raise
         # Outside the handler, where the error no longer keeps tensors alive.
-        limit = count // 2
+        decoder.max_rows = count // 2
         decoder.free_memory()
-        note = f"Out of memory with a batch of {count} texts: continuing with {limit}."
+        note = f"Out of memory with a batch of {count} texts: continuing with {decoder.max_rows}."
         warnings.warn(note, category=Note, stacklevel=2)
     return results
 

@@ -269,7 +269,7 @@ class Voice:
     ) -> list[GeneratedCodes]:
         """Return every part's codes, batched by length; `config` is one that `within` returned."""
         ids = [self.ids(part.text) for part in parts]
-        # The longest first: shorter ones reuse its memory.
+        # By length, so that the rows of a batch end at about the same step.
         order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
         decoder = self.ready()
         results = {}

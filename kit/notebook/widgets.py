@@ -73,8 +73,8 @@ class FieldBox:
         self.text = widgets.Text(value=str(field.value), description=field.label)
         self.text.style = {"description_width": "122px"}
         self.text.layout = {"width": "222px"}
-        set_tooltip(self.text, f"{field.comment}. Preset: {field.preset}")
-        self.reset = button("", "undo", "", f"{field.label}: back to the preset, {field.preset}")
+        set_tooltip(self.text, f"{field.comment}. At first: {field.preset}")
+        self.reset = button("", "undo", "", f"{field.label}: back to {field.preset}")
         self.reset.layout = {"width": "34px"}
         self.reset.on_click(lambda _: setattr(self.text, "value", str(field.preset)))
         self.problem = widgets.HTML()

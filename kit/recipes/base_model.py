@@ -251,15 +251,13 @@ def copy_of(repository: str, revision: str, runs: Path) -> Path:
     return runs / RELEASES_FOLDER / f"{repository.replace('/', '--')}@{revision}"
 
 
-def fetch_once(repository: str, revision: str, folder: Path, *files) -> dict:
-    """Call `fetch_model` while no other process downloads the same repository.
-
-    `files` are names that are needed, those that may be missing, and the listing if it is known.
-    """
+def fetch_once(
+    repository: str, revision: str, folder: Path, names: tuple, optional: tuple, listing=None
+) -> dict:
+    """Call `fetch_model` while no other process downloads the same repository."""
     lock = make_folder(folder.parent) / f".{folder.name}.lock"
     with held(lock, f"fetching {HUB}{repository}@{revision}", math.inf, print):
-        names, optional, *listing = files
-        return fetch_model(repository, revision, names, folder, optional, *listing)
+        return fetch_model(repository, revision, names, folder, optional, listing)
 
 
 def require_licence(name: Path | str, licence: str, needed: str) -> None:

@@ -44,7 +44,13 @@ FIELDS = {
 }
 DATA_FIELDS = ("effective_batch", "micro_batch", "workers", "prefetch_factor")
 TRAIN_FIELDS = ("lr", "max_steps", "warmup_steps", "ema_decay", "eval_steps")
-MORE_FIELDS = tuple(FIELDS)[6:]  # below "More settings"
+MORE_FIELDS = (
+    "warmup_steps",
+    "ema_decay",
+    "eval_steps",
+    "workers",
+    "prefetch_factor",
+)  # below "More settings"
 
 
 def show_panel(training: TrainingPlan) -> TrainPanel:
@@ -77,7 +83,7 @@ class PanelSettings:
         self.training = training
 
     def fields(self) -> list[Field]:
-        """The fields; the arrow beside one goes back to what it is now."""
+        """The fields; the arrow beside one restores the value that the panel opened with."""
         values = self._field_values()
         if max_processes(self.training.active) > 1:
             values[GPUS] = 1

@@ -43,6 +43,7 @@ from kit.streams.formats import require_known_format
 from kit.text import train_tokenizer
 from kit.text.tokenizer import BaseTokenizer, Tokenizer, load_tokenizer
 
+SOUND_ONLY = ("griffin_lim_iters", "griffin_lim_power")
 CODEC_CLIPS = 2000  # most recordings the codec is trained on
 HELD_OUT_CLIPS = 32  # held-out recordings that codec and recogniser are judged on
 REUSED = "the one of before, with these settings, is used again"
@@ -126,7 +127,9 @@ def load_own_tokenizer(given: Path) -> Tokenizer:
     try:
         return Tokenizer(given)
     except KitError as error:
-        raise KitError(f"TOKENIZER: {error}") from error
+        raise KitError(
+            f"TOKENIZER is not a SentencePiece model, or damaged: {given}. Choose another file."
+        ) from error
 
 
 def own_tokenizer(
@@ -240,9 +243,15 @@ def trained_codec(
 
 
 def load_matching_codec(path: Path, config: CodecConfig) -> Codec | None:
-    """The codec at `path`; None where there is none or its settings differ."""
+    """The codec at `path`; None where there is none or its settings differ.
+
+    Settings of Griffin-Lim change no code: a run keeps those that its codec was trained with.
+    """
     codec = load_codec(path) if path.exists() else None
-    return codec if codec is not None and codec.config == config else None
+    if codec is None or type(codec.config) is not type(config):
+        return None
+    kept = {name: getattr(codec.config, name) for name in SOUND_ONLY if hasattr(config, name)}
+    return codec if codec.config == dataclasses.replace(config, **kept) else None
 
 
 def describe_codec_training(figures: dict) -> str:

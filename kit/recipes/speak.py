@@ -341,6 +341,9 @@ def say_exported(name: str, text: str, speaker: str = "", reference: str = "") -
 
 def load_exported(name: str) -> tuple[Voice, GenerateConfig]:
     """Return the exported voice `name`, as `voice_folder` takes it, and its sampling settings."""
+    release = release_in(Path(name).expanduser())
+    if release and release.speaker:
+        raise KitError(f"An {release.name} takes --text and --reference, no --file.")
     folder = voice_folder(name)
     return load_export(folder, detect().device), read_card(folder).settings
 

@@ -23,11 +23,12 @@ def speak_file(
     before any work, for a line that cannot be spoken.
     """
     texts = read_sentences(file, voice)
-    index = make_folder(folder.expanduser()) / "index.csv"
+    folder = make_folder(folder.expanduser())
+    index = folder / "index.csv"
     rows = {}
     if index.is_file():
-        with index.open(encoding="utf-8", newline="") as table:
-            rows = {row.get("audio"): row for row in csv.DictReader(table)}
+        with index.open(encoding="utf-8", newline="") as written:
+            rows = {row.get("audio"): row for row in csv.DictReader(written)}
     for audio, row in rows.items():
         if (row.get("text"), row.get("speaker")) != (texts.get(audio), speaker):
             raise KitError(
@@ -42,13 +43,18 @@ def speak_file(
             write_atomic(folder / audio, encode_wav(speech.wave.numpy(), voice.codec.sample_rate))
             ended = "yes" if speech.stopped else "no: cut at the length limit"
             rows[audio] = dict(zip(COLUMNS, (audio, texts[audio], speaker, ended)))
-        with atomic_path(index) as part, part.open("w", encoding="utf-8", newline="") as file:
-            table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        with atomic_path(index) as part, part.open("w", encoding="utf-8", newline="") as out:
+            # An index of an older kit has one more column.
+            table = csv.DictWriter(out, COLUMNS, extrasaction="ignore", lineterminator="\n")
             table.writeheader()
             table.writerows(rows[name] for name in texts if name in rows)
         tick(first + len(names), len(missing))
     figures = {"sentences": len(rows), "spoken_now": len(missing)}
-    return Result(line=f"{len(rows)} sentences: {index}", figures=figures, shown=False)
+    line = f"{len(rows)} sentences: {index}"
+    truncated = sum(row["ended"] != "yes" for row in rows.values())
+    if truncated:
+        line += f"\n{truncated} were cut at the length limit (column `ended`): listen to them"
+    return Result(line=line, figures=figures, shown=False)
 
 
 def read_sentences(file: Path, voice: Voice) -> dict[str, str]:

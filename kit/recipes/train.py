@@ -43,7 +43,8 @@ from kit.training.run import TrainingRun, finished_steps, validation_loss
 from kit.training.switches import wants_few_shapes
 from kit.training.trainer import Trainer
 from kit.tuning import checks
-from kit.tuning.memory_plan import count_parameters, trainable_of
+from kit.tuning.estimate import estimate_again
+from kit.tuning.memory_plan import count_parameters, has_8bit_adamw, trainable_of
 from kit.tuning.monitor import STATUS, Monitor, StepProfiler
 
 BOARD_PROJECT = "voicekit"  # in W&B and trackio
@@ -173,6 +174,7 @@ class Training(TrainingPlan):
             for event in self.job.events(should_stop):
                 if not latest:
                     print(f"Training with {self.job.trainer.applied.line}")
+                    self.keep_optimizer()
                 if process.take_request(run.folder, process.PROFILE):
                     profiler.request()
                 profiler(event)
@@ -193,10 +195,17 @@ class Training(TrainingPlan):
             self.summary()
             os.kill(os.getpid(), signals[0])
 
+    def keep_optimizer(self) -> None:
+        """Keep how many bits a new run's AdamW has: its checkpoints are resumed with no other.
+
+        On a resume neither the check of memory nor 05_benchmark may change it.
+        """
+        if not self.rows_before and has_8bit_adamw(self.active.hw):
+            on = self.job.trainer.applied.on("adamw_8bit")
+            self.active = self.active.save_settings({"speed": {"adamw_8bit": on}})
+
     def new_estimate(self) -> list[str]:
         """A note if the steps so far take another time than was estimated."""
-        from kit.tuning.estimate import estimate_again
-
         estimated_step_s = self.active.figure("train", "estimated_step_s")
         if not estimated_step_s:
             return []
@@ -225,7 +234,9 @@ class Training(TrainingPlan):
             if name == "tensorboard":
                 board, why = logs.tensorboard_log(folder, newest_sample)
             else:
-                project = os.environ.get("WANDB_PROJECT") or BOARD_PROJECT
+                project = BOARD_PROJECT
+                if name == "wandb":
+                    project = os.environ.get("WANDB_PROJECT") or project
                 about = (project, run.name, shown, folder)
                 board, why = logs.tracker_log(name, *about, newest_sample)
             print(why)

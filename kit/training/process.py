@@ -125,9 +125,10 @@ def is_requested(folder: Path, name: str) -> bool:
 
 def take_request(folder: Path, name: str) -> bool:
     """Whether `name` was requested; removes the request."""
-    requested = is_requested(folder, name)
+    if not is_requested(folder, name):  # asked at every step
+        return False
     (Path(folder) / REQUESTS / name).unlink(missing_ok=True)
-    return requested
+    return True
 
 
 @contextlib.contextmanager

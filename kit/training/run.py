@@ -203,7 +203,7 @@ class TrainingRun:
         tree, _ = checkpoint.load_newest(self.checkpoints)
         if tree is None:
             raise KitError(f"There is no usable checkpoint in {self.checkpoints} yet.")
-        trainer.restore(tree)
+        trainer.restore(tree | {"optimizer": {}})  # nothing is trained further
         return merged(trainer.model)
 
     def _finish(self) -> None:

@@ -274,7 +274,7 @@ class Trainer:
         adamw = tree["optimizer"].get("0", {})
         is_8bit = any("state1" in moments for moments in adamw.values())
         if adamw and is_8bit != self.applied.on("adamw_8bit"):
-            changed.append(f"adamw_8bit {is_8bit} -> {not is_8bit}")
+            changed.append(f"speed.adamw_8bit {is_8bit} -> {not is_8bit}")
         if changed:
             raise KitError(
                 f"The checkpoint was trained with other settings: {', '.join(changed)}. Set them "

@@ -307,6 +307,14 @@ def test_where_memory_is_short_passes_are_smaller_and_the_batch_stays(tmp_path):
         Training(active(tmp_path, dataclasses.replace(CPU, memory_bytes=2**20))).fits()
 
 
+def test_a_run_keeps_how_many_bits_its_adamw_has(tmp_path, monkeypatch):
+    """Another GPU, or 05_benchmark, would choose again, and the checkpoint could not be resumed."""
+    monkeypatch.setattr("kit.recipes.train.has_8bit_adamw", lambda hw: True)
+    unchecked(Training(active(tmp_path), max_steps=2)).fit()
+    kept = (tmp_path / "settings.yaml").read_text(encoding="utf-8")
+    assert kept.endswith("speed:\n  adamw_8bit: false\n")
+
+
 def test_a_time_budget_shortens_a_run_and_a_started_one_is_planned_by_its_log(tmp_path):
     budget = {"time_budget": {"minutes": 1e-4}, "train": {"max_steps": 500}}
     shortened = untried(Training(active(tmp_path, **budget)))

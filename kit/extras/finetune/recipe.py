@@ -275,7 +275,9 @@ class FineTune:
         """
         if not self.prepare.codec.decodes:
             return Result(line=WITHOUT_SOUND)
-        if not recording or not self.sentence:
+        if not self.sentence:
+            return Result(line="There is no held-out sentence that the voice can say.")
+        if not recording:
             return Result(
                 line="To hear a voice that training never saw, name a recording of somebody who is "
                 "not in your data (NEW_VOICE)."

@@ -234,14 +234,14 @@ def transcribe(data: str | Path, out: str | Path, recognizer: WhisperRecognizer)
     make_folder(out / "wavs")
     read_texts(out)  # a damaged table is reported now, not after an hour
     transcripts.read_transcripts(out)
-    names = dict(zip(paths, segmentation.unique_names(data, paths)))
+    names = segmentation.unique_names(data, paths)
 
-    def write_down(path: Path, tick: Callable) -> dict:
-        return _write_down(path, names[path], out, recognizer, tick)
+    def write_down(path: Path, name: str, tick: Callable) -> dict:
+        return _write_down(path, name, out, recognizer, tick)
 
     clips: dict[str, list[dict]] = {}  # by recording
     losses = []
-    results = segmentation.read_each(paths, write_down, Ticker("seconds of recordings"))
+    results = segmentation.read_each(paths, names, write_down, Ticker("seconds of recordings"))
     for path, result in zip(paths, results):
         source = path.relative_to(data).as_posix()
         if result["rows"]:
@@ -283,7 +283,7 @@ def _write_down(
                 out / "transcribed" / f"{clip_id}.json",
                 digest(state, recognizer.fingerprint(), span),
                 partial(_transcribe_clip, span, reader, recognizer, wav),
-                lambda found, wav=wav: found["problem"] or wav.is_file(),
+                lambda kept, wav=wav: bool(kept["problem"]) or wav.is_file(),
             )
             if transcript["problem"]:
                 losses.append(dataclasses.replace(span, reason=transcript["problem"]))

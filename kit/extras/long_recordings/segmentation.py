@@ -249,7 +249,7 @@ class Segmenter:
         """Split the recordings of `rows`, too long for the model, into clips under `into`.
 
         A clip keeps speaker, split and table line of its row; its id is the row's with a number:
-        ID_0001, ID_0002 ... Originals are only read.
+        ID_0001, ID_0002 ... Originals are only read. Raises DatasetError where one cannot be read.
         """
         clips = into / "clips"
         paths = [Path(row.audio) for row in rows]
@@ -257,6 +257,10 @@ class Segmenter:
         texts = [row.text for row in rows]
         utterances = []
         for row, result in zip(rows, self._segment(paths, names, texts, clips, progress)):
+            error = result.get("error")
+            if error and isinstance(error.__cause__ or error, OSError):  # the disk, not the data
+                reason = f"{row.audio}: {error}. Change that, and run again."
+                raise DatasetError(reason) from error
             for clip in result["rows"]:
                 audio = clips / "wavs" / f"{clip['id']}.wav"
                 clip_id = f"{row.id}_{clip['id'].rpartition('_')[2]}"
@@ -278,10 +282,10 @@ class Segmenter:
         """
         wavs = files.make_folder(into / "wavs")
         files.require_disk(into, sum(path.stat().st_size for path in paths))
-        sources = dict(zip(paths, zip(names, texts)))
+        text_of = dict(zip(names, texts))  # by name: several rows may share a recording
 
-        def segment(audio: Path, tick: Callable) -> dict:
-            name, text = sources[audio]
+        def segment(audio: Path, name: str, tick: Callable) -> dict:
+            text = text_of[name]
             if isinstance(text, Path):
                 text = _read_transcript(text)
             settings = (self.recognizer.fingerprint(), self.cuts, self.language, self.respell)
@@ -289,7 +293,7 @@ class Segmenter:
             make = partial(self._segment_one, audio, name, text, wavs, tick)
             return files.cached_result(into / "cut" / f"{name}.json", key, make)
 
-        return read_each(paths, segment, progress)
+        return read_each(paths, names, segment, progress)
 
     def _segment_one(
         self, audio: Path, name: str, text: str, wavs: Path, progress: Callable
@@ -310,27 +314,29 @@ class Segmenter:
         return {"rows": rows, "losses": [loss.as_loss() for loss in losses]}
 
 
-def read_each(paths: list[Path], work: Callable, progress: Callable) -> Iterator[dict]:
-    """Yield `work(path, tick)` of each recording: its "rows" and "losses".
+def read_each(
+    paths: list[Path], names: list[str], work: Callable, progress: Callable
+) -> Iterator[dict]:
+    """Yield `work(path, name, tick)` of each recording: its "rows" and "losses".
 
     `tick(seconds)` counts those of the recording, `progress(done, total)` those of all. A recording
-    that cannot be read is a loss, and tried again by the next call.
+    that cannot be read is a loss, with its "error", and tried again by the next call.
     """
     seconds = [seconds_of(path) for path in paths]
     total_s = sum(seconds) or 1.0  # none is readable
     done_s = 0.0
-    for path, own_s in zip(paths, seconds):
+    for path, name, own_s in zip(paths, names, seconds):
 
         def tick(now_s: float, before_s: float = done_s) -> None:
             progress(before_s + now_s, total_s)
 
         try:
-            result = work(path, tick)
+            result = work(path, name, tick)
         except DiskError:
             raise
         except (DatasetError, OSError) as error:
             loss = Span(start_s=0.0, end_s=own_s, reason=str(error))
-            result = {"rows": [], "losses": [loss.as_loss()]}
+            result = {"rows": [], "losses": [loss.as_loss()], "error": error}
         done_s += own_s
         progress(done_s, total_s)
         yield result

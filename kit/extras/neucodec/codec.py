@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from kit.audio.clip import import_torchaudio
 from kit.audio.codec import Codec, require_codes
 from kit.audio.vocoder import overlap_add
+from kit.base.config import Section, within
 from kit.base.errors import KitError
 from kit.base.files import file_digest, make_folder
 from kit.base.hub import fetch_model, fetched
@@ -49,7 +50,7 @@ BESIDE = WINDOW // HOP // 2  # codes to either side whose windows overlap the sa
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class NeuCodecConfig:
+class NeuCodecConfig(Section):
     """Which release, its sizes (by default those of the release), and the blocks of decoding."""
 
     kind: str = "neucodec"
@@ -59,18 +60,18 @@ class NeuCodecConfig:
     # SHA-256 of the file. "": accept any; the codec's own file records it, and later no other is
     # accepted.
     sha256: str = dataclasses.field(default="", compare=False)
-    width: int = 1024  # of the decoder, and of the convolutional encoder
-    layers: int = 12
-    heads: int = 16
-    semantic_width: int = 1024  # of w2v-BERT
-    semantic_layers: int = 16
-    semantic_heads: int = 16
-    acoustic_width: int = 48  # channels of the first convolution of the encoder
+    width: int = within(1024, 1, 8192)  # of the decoder, and of the convolutional encoder
+    layers: int = within(12, 1, 128)
+    heads: int = within(16, 1, 128)
+    semantic_width: int = within(1024, 1, 8192)  # of w2v-BERT
+    semantic_layers: int = within(16, 1, 128)
+    semantic_heads: int = within(16, 1, 128)
+    acoustic_width: int = within(48, 1, 4096)  # channels of the first convolution of the encoder
     # The decoder attends to all codes of an utterance. To decode while codes are still generated,
     # `block` of them are decoded at a time, with `before` and `after` as context.
-    block: int = 50
-    before: int = 50
-    after: int = 10
+    block: int = within(50, 1, 10_000)
+    before: int = within(50, 0, 10_000)
+    after: int = within(10, 0, 10_000)
     frame_rate: ClassVar[float] = 50.0
 
     @property

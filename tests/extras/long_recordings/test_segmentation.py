@@ -247,6 +247,33 @@ def test_recordings_that_cannot_be_used_are_in_the_data_report(tmp_path):
     assert next(x for x in losses if x.file == "b/alone.wav").end_s == pytest.approx(seconds)
 
 
+def test_rows_that_share_a_recording_keep_their_own_texts(tmp_path):
+    texts = sentences(8)
+    audio = tmp_path / "r.wav"
+    seconds = record(audio, paused(texts, 0), "")
+    same = {"audio": str(audio), "file": "a.csv", "speaker": "s", "seconds": seconds}
+    rows = [
+        Utterance(id=f"r{i}", line=i, text=" ".join(part), split="train", **same)
+        for i, part in enumerate((texts[:4], texts[4:]), 1)
+    ]
+    made = CUTTER.segment_rows(rows, tmp_path / "long")
+    for row in rows:
+        own = [clip.text for clip in made if clip.line == row.line]
+        assert own and all(text in row.text for text in own)
+
+
+def test_a_disk_that_fails_stops_the_cutting_of_rows(tmp_path, monkeypatch):
+    """An hour would be missing from the training, with a wrong reason."""
+    audio = tmp_path / "r.wav"
+    seconds = record(audio, ["abcd", 0.5], "")
+    place = {"audio": str(audio), "file": "a.csv", "line": 1, "split": "train", "speaker": "s"}
+    row = Utterance(id="r", text="abcd", seconds=seconds, **place)
+    denied = Mock(side_effect=PermissionError(13, "denied"))
+    monkeypatch.setattr(alignment, "open_audio", denied)
+    with pytest.raises(DatasetError, match=r"r\.wav.*denied"):
+        CUTTER.segment_rows([row], tmp_path / "long")
+
+
 def test_what_cannot_be_opened_is_tried_again(tmp_path, monkeypatch):
     texts, _ = book(tmp_path / "in", 4)
     denied = Mock(side_effect=PermissionError(13, "denied"))
