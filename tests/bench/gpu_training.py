@@ -51,7 +51,7 @@ from kit.tuning.measure import Task
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 WARM = FIRST_RECORDING + 3  # steps before those that are timed, where passes are recorded
-RUN_S = 80  # of a real run
+RUN_S = 40  # of a real run
 # A folder of runs with one that is called gpu, which `make gpu-run` prepares.
 PREPARED = Path(os.environ.get("KIT_GPU_RUNS", ROOT / "runs" / "gpu-session"))
 LOSS_TOLERANCE = 0.02
@@ -273,30 +273,35 @@ def peak_flops(setting: Setting) -> float:
 
 
 def run_rows(setting: Setting) -> Iterator[dict]:
-    """`python -m kit train` on a run that `make gpu-run` prepared: its loss, speed and load."""
+    """`python -m kit train` on a run that `make gpu-run` prepared: its loss, speed and load.
+
+    Once as the preset sets it, once with its passes as CUDA graphs.
+    """
     if not PREPARED.is_dir():
         yield note_row("a real run", "no run was prepared by `make gpu-run`")
         return
-    with tempfile.TemporaryDirectory() as folder:
-        shutil.copytree(PREPARED, folder, dirs_exist_ok=True)
-        environment = os.environ | {"KIT_RUNS": folder, "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-m", "kit", "train", "--run", "gpu"]
-        with open(Path(folder) / "output", "w+", encoding="utf-8") as output:
-            process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(RUN_S)
-            process.send_signal(signal.SIGINT)  # it stops with a checkpoint
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(20)
-            process.kill()
-            output.seek(0)
-            last_lines = output.read().splitlines()[-5:]
-        yield from log_rows(read_log(Path(folder) / "gpu" / "train.jsonl"), last_lines)
+    graphs = ["speed.cuda_graphs=true"]
+    for name, settings in (("a real run", []), ("a real run, CUDA graphs", ["--set", *graphs])):
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copytree(PREPARED, folder, dirs_exist_ok=True)
+            environment = os.environ | {"KIT_RUNS": folder, "PYTHONPATH": str(ROOT)}
+            command = [sys.executable, "-m", "kit", "train", "--run", "gpu", *settings]
+            with open(Path(folder) / "output", "w+", encoding="utf-8") as output:
+                process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(RUN_S)
+                process.send_signal(signal.SIGINT)  # it stops with a checkpoint
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(20)
+                process.kill()
+                output.seek(0)
+                last_lines = output.read().splitlines()[-5:]
+            yield from log_rows(name, read_log(Path(folder) / "gpu" / "train.jsonl"), last_lines)
 
 
-def log_rows(log: list[dict], last_lines: list[str]) -> Iterator[dict]:
+def log_rows(name: str, log: list[dict], last_lines: list[str]) -> Iterator[dict]:
     if len(log) < 20:
-        yield note_row("a real run", f"{len(log)} steps; it printed: {last_lines}", "failed")
+        yield note_row(name, f"{len(log)} steps; it printed: {last_lines}", "failed")
         return
     curve = {row["step"]: round(row["loss"], 4) for row in log[:: max(1, len(log) // 40)]}
     validations = {row["step"]: row["val_loss"] for row in log if row.get("val_loss") is not None}
@@ -304,10 +309,10 @@ def log_rows(log: list[dict], last_lines: list[str]) -> Iterator[dict]:
     more = {"status": "ok" if last < first else "off", "curve": curve, "validations": validations}
     notes = [f"step {row['step']}: {row['note']}" for row in log if row["note"]]
     more |= {"notes": notes[:10], "printed": last_lines}
-    yield result(f"a real run: loss after {len(log)} steps", last, "nats", "first", first, **more)
+    yield result(f"{name}: loss after {len(log)} steps", last, "nats", "first", first, **more)
     half = log[len(log) // 2 :]
     tokens_per_s = sum(r["tokens"] for r in half) / sum(r["step_s"] for r in half)
-    yield result("a real run: speed", tokens_per_s, "tokens/s", status="ok")
+    yield result(f"{name}: speed", tokens_per_s, "tokens/s", status="ok")
     loads = [row["load"] for row in half if row.get("load") is not None]
     if loads:
-        yield result("a real run: load of the device", statistics.fmean(loads), "share")
+        yield result(f"{name}: load of the device", statistics.fmean(loads), "share")
