@@ -25,6 +25,7 @@ from kit.inference.decoder_steps import (
     CudaGraphSteps,
     KVCache,
     Output,
+    attend,
     new_layers,
     write,
 )
@@ -73,9 +74,10 @@ class DecoderLayer(nn.Module):
         input_pos: int | Tensor,
         mask: Tensor | None,
         project: Callable = project,
+        attend: Callable = attend,
         add_heads: Callable = add_heads,
     ) -> Tensor:
-        """Return the output (B * Q, D); `project` and `add_heads` may be compiled ones."""
+        """Return the output (B * Q, D); `project`, `attend` and `add_heads` may be compiled."""
         qkv = split_heads(project(self, x), kv.shape[1], self.heads)
         k, v = write(kv, qkv[1:], input_pos)
         h = attend(qkv[0].to(kv.dtype), k, v, mask)
@@ -88,17 +90,6 @@ def split_heads(h: Tensor, rows: int, heads: int) -> Tensor:  # (B * Q, 3D) -> (
 
 def norm(layer: nn.LayerNorm, dtype: torch.dtype) -> tuple[nn.Buffer, nn.Buffer]:
     return nn.Buffer(layer.weight.detach().to(dtype)), nn.Buffer(layer.bias.detach().to(dtype))
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """Attend from the new positions to all so far; causal if there is no mask."""
-    if q.shape[2] == 1 and q.device.type == "cpu" and torch.compiler.is_compiling():
-        # With one query, plain elementwise code, which the compiler fuses into one loop.
-        scores = (q * k).sum(-1) * q.shape[-1] ** -0.5  # (B, H, N)
-        scores = scores if mask is None else scores + mask[:, 0]
-        return (scores.softmax(-1)[..., None] * v).sum(2, keepdim=True)
-    causal = mask is None and q.shape[2] > 1
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
 
 
 def require_finite(model: nn.Module) -> None:

@@ -44,7 +44,7 @@ from kit.training.switches import wants_few_shapes
 from kit.training.trainer import Trainer
 from kit.tuning import checks
 from kit.tuning.estimate import estimate_again
-from kit.tuning.memory_plan import count_parameters, has_8bit_adamw, trainable_of
+from kit.tuning.memory_plan import count_parameters, trainable_of
 from kit.tuning.monitor import STATUS, Monitor, StepProfiler
 
 BOARD_PROJECT = "voicekit"  # in W&B and trackio
@@ -200,9 +200,10 @@ class Training(TrainingPlan):
 
         On a resume neither the check of memory nor 05_benchmark may change it.
         """
-        if not self.rows_before and has_8bit_adamw(self.active.hw):
-            on = self.job.trainer.applied.on("adamw_8bit")
-            self.active = self.active.save_settings({"speed": {"adamw_8bit": on}})
+        applied = {switch.name: switch for switch in self.job.trainer.applied.switches}
+        switch = applied["adamw_8bit"]
+        if not self.rows_before and switch.available:
+            self.active = self.active.save_settings({"speed": {"adamw_8bit": switch.on}})
 
     def new_estimate(self) -> list[str]:
         """A note if the steps so far take another time than was estimated."""

@@ -97,18 +97,24 @@ def make_optimizers(
     return optimizers
 
 
-def eight_bit_adamw(hw: Hardware) -> Choice:
-    """Whether ("yes", "no") 8-bit AdamW runs on `hw` (if that is not here, on the CPU), and why."""
-    return _runs_on(hw.device if is_here(hw) else "cpu")
+def eight_bit_adamw(hw: Hardware, tried: bool) -> Choice:
+    """Whether ("yes", "no") 8-bit AdamW runs on `hw` (if that is not here, on the CPU), and why.
+
+    Unless it is `tried`, its package need only be installed: importing it takes five seconds.
+    """
+    return _runs_on(hw.device if is_here(hw) else "cpu", tried)
 
 
 @functools.cache
-def _runs_on(device: str) -> Choice:
+def _runs_on(device: str, tried: bool) -> Choice:
     try:
         installed = version(BITSANDBYTES)
     except PackageNotFoundError:
         return Choice(value="no", reason=f"{BITSANDBYTES} is not installed ({INSTALL})")
     named = f"{BITSANDBYTES} {installed}"
+    works = Choice(value="yes", reason=f"a quarter of the optimizer's state ({named})")
+    if not tried:
+        return works
     try:  # one step of one parameter: finds a library built for another CUDA, too
         parameter = nn.Parameter(torch.zeros(MIN_8BIT_ENTRIES, device=device))
         parameter.grad = torch.ones_like(parameter)
@@ -117,7 +123,7 @@ def _runs_on(device: str) -> Choice:
             raise RuntimeError("its first step returned wrong values")
     except Exception as error:  # a library may raise anything; the reason is shown
         return Choice(value="no", reason=f"{named} does not run here: {shorten(error)}")
-    return Choice(value="yes", reason=f"a quarter of the optimizer's state ({named})")
+    return works
 
 
 def adamw_8bit(groups: list[dict], lr: float, betas: tuple) -> torch.optim.Optimizer:

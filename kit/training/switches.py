@@ -146,7 +146,7 @@ def switches(config: SpeedConfig, hw: Hardware, model: GPTConfig | None = None) 
     precision = choose_precision(hw)
     compiler = compiler_available(hw.device)
     compiles = compiler.value == "yes"
-    eight_bit = eight_bit_adamw(hw)
+    eight_bit = eight_bit_adamw(hw, tried=config.adamw_8bit)
     matmuls = precision.value if config.mixed_precision else "fp32"
     head_width = model.width // model.heads
     attention = attention_backend(hw, matmuls, head_width, model.heads, model.dropout)

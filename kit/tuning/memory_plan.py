@@ -96,7 +96,7 @@ class Workload(Section):
 def has_8bit_adamw(hw: Hardware) -> bool:
     """Whether 8-bit AdamW runs on `hw`; on a GPU elsewhere its package can be installed."""
     elsewhere = hw.device == "cuda" and not is_here(hw)
-    return elsewhere or eight_bit_adamw(hw).value == "yes"
+    return elsewhere or eight_bit_adamw(hw, tried=True).value == "yes"
 
 
 def empty_model(config: GPTConfig) -> SpeechGPT:

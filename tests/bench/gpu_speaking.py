@@ -49,23 +49,37 @@ def speak(decoder: Decoder, batch: int, config: GenerateConfig) -> torch.Tensor:
 
 def kernel_rows(setting: Setting) -> Iterator[dict]:
     """The kernels of a code, for one sentence and for 64, by kind and the longest by name."""
-    silence_profiler()
     model = large_model(setting)
-    count = 6 if setting.pretended else 24
     for weights in (half(setting), "int8"):
-        decoder = ready(model, weights, "CUDA graphs")
-        for batch in (1, 2) if setting.pretended else (1, 64):
-            speak(decoder, batch, greedy(count))
-            figures = profiled(lambda: speak(decoder, batch, greedy(count)), setting)  # noqa: B023
-            what = f"a code in {weights}, {batch} sentences, CUDA graphs, prompt included"
-            yield from profile_rows(what, figures, count)
+        yield from code_rows(
+            model, "CUDA graphs", weights, (1, 2) if setting.pretended else (1, 64), setting
+        )
+
+
+def code_rows(
+    model: SpeechGPT, kind: str, weights: str, batches: tuple, setting: Setting
+) -> Iterator[dict]:
+    """The kernels of a code, for each number of sentences in `batches`."""
+    silence_profiler()
+    count = 6 if setting.pretended else 24
+    decoder = ready(model, weights, kind)
+    for batch in batches:
+        speak(decoder, batch, greedy(count))
+        figures = profiled(lambda: speak(decoder, batch, greedy(count)), setting)  # noqa: B023
+        what = f"a code in {weights}, {batch} sentences, {kind}, prompt included"
+        yield from profile_rows(what, figures, count)
 
 
 def layer_rows(setting: Setting) -> Iterator[dict]:
-    """A layer compiled and the step recorded: how fast, and how soon."""
+    """A layer compiled and the step recorded: how fast, how soon, and its kernels."""
     model = large_model(setting)
+    if setting.pretended:
+        yield from speed_rows(model, [("CUDA graphs", half(setting))], (1,), {}, setting)
+        return
     cases = [("CUDA graphs", half(setting)), ("compiled", half(setting)), ("compiled", "int8")]
-    yield from speed_rows(model, cases[:1] if setting.pretended else cases, (1,), {}, setting)
+    yield from speed_rows(model, cases[:2], (1, 64), {}, setting)
+    yield from code_rows(model, *cases[1], (1, 64), setting)
+    yield from speed_rows(model, cases[2:], (1,), {}, setting)
 
 
 def decoding_rows(setting: Setting) -> Iterator[dict]:

@@ -13,6 +13,7 @@ from made_runs import active, leave_log, saved
 from kit.base.config import CONFIGS, load_preset
 from kit.base.errors import KitError
 from kit.base.formatting import clock
+from kit.base.hardware import Choice
 from kit.inference.voice_files import load_references
 from kit.model import text_attention
 from kit.model.text_attention import AlignmentHead
@@ -309,7 +310,8 @@ def test_where_memory_is_short_passes_are_smaller_and_the_batch_stays(tmp_path):
 
 def test_a_run_keeps_how_many_bits_its_adamw_has(tmp_path, monkeypatch):
     """Another GPU, or 05_benchmark, would choose again, and the checkpoint could not be resumed."""
-    monkeypatch.setattr("kit.recipes.train.has_8bit_adamw", lambda hw: True)
+    installed = Choice(value="yes", reason="installed")
+    monkeypatch.setattr("kit.training.switches.eight_bit_adamw", lambda hw, tried: installed)
     unchecked(Training(active(tmp_path), max_steps=2)).fit()
     kept = (tmp_path / "settings.yaml").read_text(encoding="utf-8")
     assert kept.endswith("speed:\n  adamw_8bit: false\n")
