@@ -61,22 +61,24 @@ PARTS = {
     "recovery": "gpu_checks:recovery_rows",
     "tests": "gpu_checks:test_rows",
 }
-# Seconds for each part. A GPU that is lent for minutes runs `decide`, then `confirm`: within 275 s
-# each, everything that is decided by these figures. Your own runs all three.
+# Seconds for each part; more than one GPU needs more for `ranks`. A GPU that is lent for minutes
+# runs `decide`, then `confirm`: within 275 s each, everything that is decided by these figures. Your
+# own runs all three.
 COMMANDS = {
     "decide": {
-        "ranks": 20,
+        "ranks": 5,
         "machine": 15,
         "kernels": 20,
         "kernels of decoding": 15,
         "passes": 70,
-        "compiled layer": 40,
+        "compiled layer": 60,
         "t4": 35,
         "resume": 25,
         "variants": 25,
     },
-    "confirm": {"switches": 65, "decoding": 70, "a real run": 100, "memory": 35},
+    "confirm": {"a real run": 145, "decoding": 95, "memory": 30},
     "rest": {
+        "switches": 65,
         "attention": 35,
         "parity": 60,
         "recovery": 30,
