@@ -59,8 +59,7 @@ class Field:
 
     name: str
     label: str
-    value: int | float
-    preset: int | float  # what its reset button goes back to
+    value: int | float  # at first, and again by its reset button
     comment: str  # its tooltip
     more: bool = False  # whether it is below "More settings"
 
@@ -73,10 +72,10 @@ class FieldBox:
         self.text = widgets.Text(value=str(field.value), description=field.label)
         self.text.style = {"description_width": "122px"}
         self.text.layout = {"width": "222px"}
-        set_tooltip(self.text, f"{field.comment}. At first: {field.preset}")
-        self.reset = button("", "undo", "", f"{field.label}: back to {field.preset}")
+        set_tooltip(self.text, f"{field.comment}. At first: {field.value}")
+        self.reset = button("", "undo", "", f"{field.label}: back to {field.value}")
         self.reset.layout = {"width": "34px"}
-        self.reset.on_click(lambda _: setattr(self.text, "value", str(field.preset)))
+        self.reset.on_click(lambda _: setattr(self.text, "value", str(field.value)))
         self.problem = widgets.HTML()
         row = widgets.HBox([self.text, self.reset])
         self.box = widgets.VBox([row, self.problem], layout={"overflow": "hidden"})
@@ -92,12 +91,12 @@ class FieldBox:
                 if abs(value) < 2**31:  # neither inf nor nan
                     return value
         got = shorten(repr(self.text.value), 40)
-        message = f"{self.field.label} must be a number, such as {self.field.preset}, got {got}."
+        message = f"{self.field.label} must be a number, such as {self.field.value}, got {got}."
         raise KitError(message, field=self.field.name)
 
     def lock(self, locked: bool) -> None:
         self.text.disabled = locked
-        self.reset.disabled = locked or self.text.value == str(self.field.preset)
+        self.reset.disabled = locked or self.text.value == str(self.field.value)
 
     def show_problem(self, text: str) -> None:
         style = f"border-left:4px solid {RED};padding:0 8px;font-size:12px;line-height:1.3"

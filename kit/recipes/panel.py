@@ -92,7 +92,6 @@ class PanelSettings:
                 name=name,
                 label=label,
                 value=values[name],
-                preset=values[name],
                 comment=comment,
                 more=name in MORE_FIELDS,
             )

@@ -254,6 +254,7 @@ class TrainingPlan:
     @functools.cached_property
     def trial_step_s(self) -> float:
         """Seconds of a step by a few of a temporary model, on batches of usual length."""
+        print("Timing a few steps of a temporary model, and how long it takes to judge it ...")
         speed = dataclasses.replace(self.speed, compile=False)
         stream = self.data.stream(few_shapes=self.will_pad(speed))
         batches = stream.representative_batches(TRIAL_STEPS, self.config.max_steps)

@@ -38,7 +38,7 @@ PRESET |= {EPOCHS: 0, GPUS: 1, "workers": 0, "prefetch_factor": 4}
 FIELDS = []
 for name, (label, comment) in LABELLED.items():
     known = {"name": name, "label": label, "comment": comment, "more": name in MORE_FIELDS}
-    FIELDS.append(Field(value=PRESET[name], preset=PRESET[name], **known))
+    FIELDS.append(Field(value=PRESET[name], **known))
 
 
 def plan(values: dict) -> tuple[str, bool]:

@@ -100,7 +100,7 @@ def name_of(widget: widgets.Widget) -> str:
 
 
 def panels(folder: Path) -> dict:
-    field = {"value": 1, "preset": 1, "comment": "A number"}
+    field = {"value": 1, "comment": "A number"}
     fields = [Field(name="lr", label="Learning rate", **field)]
     fields.append(Field(name="decay", label="EMA decay", more=True, **field))
     switch = Switch(name="ema", label="EMA", on=True, available=True, reason="on", measured="")

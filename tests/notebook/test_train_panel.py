@@ -19,8 +19,8 @@ SWITCHES = [
     Switch(name="compile", label="torch.compile", on=True, available=False, reason="no compiler"),
 ]
 FIELDS = [
-    Field(name="lr", label="Learning rate", value=0.01, preset=0.002, comment="the peak"),
-    Field(name="warmup_steps", label="Warm-up", value=4, preset=4, comment="steps", more=True),
+    Field(name="lr", label="Learning rate", value=0.01, comment="the peak"),
+    Field(name="warmup_steps", label="Warm-up", value=4, comment="steps", more=True),
 ]
 
 
@@ -190,7 +190,7 @@ def test_each_change_shows_the_plan_and_what_does_not_go_together(log):
     lr.text.value = "2"
     assert "Too fast." in view.plan.value and view.start.disabled
     lr.reset.click()
-    assert lr.value == 0.002 and lr.reset.disabled and not view.start.disabled
+    assert lr.value == 0.01 and lr.reset.disabled and not view.start.disabled
     lr.text.value = "fast"
     assert "&#x27;fast&#x27;" in lr.problem.value and view.start.disabled
     lr.text.value = "1e-4"
