@@ -61,9 +61,9 @@ PARTS = {
     "recovery": "gpu_checks:recovery_rows",
     "tests": "gpu_checks:test_rows",
 }
-# Seconds for each part; more than one GPU needs more for `ranks`. A GPU that is lent for minutes
-# runs `decide`, then `confirm`: within 275 s each, everything that is decided by these figures. Your
-# own runs all three.
+# Seconds for each part (`ranks` needs more where there are two GPUs). A GPU that is lent for minutes
+# runs `decide`, then `confirm`: within 275 s each, everything that is decided by these figures.
+# Your own runs all three.
 COMMANDS = {
     "decide": {
         "ranks": 5,
