@@ -61,7 +61,7 @@ PARTS = {
     "recovery": "gpu_checks:recovery_rows",
     "tests": "gpu_checks:test_rows",
 }
-# Seconds for each part (`ranks` needs more where there are two GPUs). A GPU that is lent for minutes
+# Seconds for each part (`ranks` needs more with two GPUs). A GPU that is lent for some minutes
 # runs `decide`, then `confirm`: within 275 s each, everything that is decided by these figures.
 # Your own runs all three.
 COMMANDS = {
