@@ -30,6 +30,8 @@ except OSError:  # torch's libraries were not found
     cdll.LoadLibrary("__lib_path__")
 """
 ISA_OK = {"cpp.vec_isa_ok": True}  # plain AVX-512 and AVX2 need no test
+# The compiler's first call on a CPU warns that there is no CUDA.
+logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
 
 
 def will_compile(asked: bool, device: torch.device) -> tuple[bool, str]:
@@ -115,14 +117,8 @@ def quiet_inductor(weights: str = "", **settings) -> Iterator[None]:
     graphs = torch._dynamo.config.patch(recompile_limit=64)  # one for each batch size
     # The checksum of frozen weights: the disk cache must not mix up models of a shape.
     cache = torch.compiler.config.patch(cache_key_tag=weights)
-    log = logging.getLogger("torch.utils.cpp_extension")  # warns of a missing CUDA on every CPU
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        with inductor, graphs, cache, contextlib.redirect_stderr(io.StringIO()):
-            yield
-    finally:
-        log.setLevel(level)
+    with inductor, graphs, cache, contextlib.redirect_stderr(io.StringIO()):
+        yield
 
 
 def best_seconds(work: Callable[[], object]) -> float:
