@@ -67,7 +67,7 @@ def cache_key(codec_path: Path, front_end: MelConfig, config: DataConfig) -> str
 def clip_digest(path: str) -> str:
     """Return 32 hex digits that change when any byte of the recording does."""
     try:
-        return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:32]
+        return file_digest(Path(path))[:32]
     except OSError as error:
         raise DatasetError(
             f"{path} cannot be read ({error.strerror}): put it back, or run "

@@ -84,8 +84,7 @@ def fetch_dataset(
     except OSError as error:
         raise DatasetError(f"Allow reading {error.filename}: {error.strerror}.") from error
     except DatasetError:  # its message lists what is expected, and what is there
-        below = (Path(folder, name) for folder, names in walk(source) for name in names)
-        files = sorted(path for path in below if path.suffix == PARQUET)
+        files = sorted(path for path in walk(source) if path.suffix == PARQUET)
         if not files:
             raise
         require_all_parts(files)

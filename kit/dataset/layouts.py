@@ -6,7 +6,6 @@ that cannot be used becomes a finding that names table, line and fix. Originals 
 
 import collections
 import dataclasses
-import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator
@@ -149,31 +148,29 @@ def _read_texts(files: DatasetFiles, config: ManifestConfig) -> Iterator[Utteran
     """Read the text of each recording beside it; a recording without one becomes a finding."""
     folder = files.folder
     recordings = Recordings([folder])
-    for parent, names in walk(folder):
-        split = Path(os.path.relpath(parent, folder)).parts[:1]
-        split = canonical_split(split[0]) if split and has_known_split(split[0]) else ""
-        for audio in (Path(parent, name) for name in names if has_suffix(name)):
-            path = audio.with_suffix(".txt")
-            name = audio.relative_to(folder).as_posix()
-            if not path.is_file():
-                fix = "write it, or let `python -m kit transcribe` do it"
-                bad = BadRow(f"no text: there is no {as_utf8(path.name)} beside it", fix)
-                yield bad_row(folder.name, 1, name, bad)
-                continue
-            text = " ".join("".join(iter_lines(path)).split())
-            reason, fix = encoding_problem(text)
-            if "|" in text or text.lower().startswith(f"{audio.stem.lower()}:"):
-                reason = "a line of a table in a text file of its own"
-                fix = "write what is said, and nothing else"
-            place = Place(
-                file=files.label(path),
-                folder=folder,
-                columns=TEXT_COLUMNS,
-                recordings=recordings,
-                split=split,
-            )
-            row = Row(line=1, values={"audio": name, "text": text}, problem=reason, fix=fix)
-            yield check_row(row, place, config)
+    for audio in filter(lambda file: has_suffix(file.name), walk(folder)):
+        path = audio.with_suffix(".txt")
+        name = audio.relative_to(folder).as_posix()
+        if not path.is_file():
+            fix = "write it, or let `python -m kit transcribe` do it"
+            bad = BadRow(f"no text: there is no {as_utf8(path.name)} beside it", fix)
+            yield bad_row(folder.name, 1, name, bad)
+            continue
+        text = " ".join("".join(iter_lines(path)).split())
+        reason, fix = encoding_problem(text)
+        if "|" in text or text.lower().startswith(f"{audio.stem.lower()}:"):
+            reason = "a line of a table in a text file of its own"
+            fix = "write what is said, and nothing else"
+        top = name.split("/")[0] if "/" in name else ""
+        place = Place(
+            file=files.label(path),
+            folder=folder,
+            columns=TEXT_COLUMNS,
+            recordings=recordings,
+            split=canonical_split(top) if has_known_split(top) else "",
+        )
+        row = Row(line=1, values={"audio": name, "text": text}, problem=reason, fix=fix)
+        yield check_row(row, place, config)
 
 
 def without_repeats(rows: list[Utterance]) -> tuple[list[Utterance], list[Finding]]:
@@ -294,8 +291,7 @@ def find_dataset(source: Path, config: ManifestConfig) -> DatasetFiles:
     files = _tables_in(folder, children, config) or _tables_below(folder, children, config)
     if files:
         return files
-    below = (Path(parent, name) for parent, names in walk(source) for name in names)
-    if any(has_suffix(path.name) and path.with_suffix(".txt").is_file() for path in below):
+    if any(has_suffix(file.name) and file.with_suffix(".txt").is_file() for file in walk(source)):
         return DatasetFiles(folder=source, tables=[], unread=[])
     raise DatasetError(_no_dataset_message(source))
 
@@ -368,7 +364,7 @@ def _tables_below(
 
 def _no_dataset_message(source: Path) -> str:
     names = [f"{p.name}/" if p.is_dir() else p.name for p in _visible(source)]
-    recordings = sum(has_suffix(name) for _, own in walk(source) for name in own)
+    recordings = sum(has_suffix(file.name) for file in walk(source))
     hint = ""
     if recordings:
         hint = (

@@ -20,7 +20,7 @@ from kit.audio.container import SUFFIXES
 from kit.base.errors import DatasetError, KitError
 from kit.base.formatting import as_utf8, join_names, non_utf8_problem
 from kit.dataset.columns import ROLES, Columns
-from kit.dataset.data_report import Finding
+from kit.dataset.data_report import FIXES, Finding
 from kit.dataset.manifest import Utterance
 from kit.dataset.tables import Row
 from kit.settings import ManifestConfig
@@ -179,8 +179,8 @@ def stays_inside(name: str) -> bool:
     return bool(name) and "\0" not in name and ".." not in parts and not is_absolute(name)
 
 
-def walk(base: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield each folder below `base`, also through links, and its files; no hidden ones."""
+def walk(base: Path) -> Iterator[Path]:
+    """Yield each file below `base`, also through links; no hidden ones."""
     seen = set()
     for folder, subfolders, files in os.walk(base, followlinks=True):
         real = os.path.realpath(folder)
@@ -189,7 +189,7 @@ def walk(base: Path) -> Iterator[tuple[str, list[str]]]:
             continue
         seen.add(real)
         subfolders[:] = sorted(s for s in subfolders if not s.startswith((".", "__MACOSX")))
-        yield folder, sorted(file for file in files if not file.startswith("."))
+        yield from (Path(folder, file) for file in sorted(files) if not file.startswith("."))
 
 
 # --- rows -----------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ class BadRow(Exception):
 def bad_row(file: str, line: int, name: str, bad: BadRow) -> Finding:
     """Return the finding about a line of the table `file` that cannot be used."""
     place = {"file": file, "line": line, "id": as_utf8(name)}
-    return Finding(**place, kind=bad.kind, reason=bad.reason, cure=bad.fix)
+    return Finding(**place, kind=bad.kind, reason=bad.reason, cure=bad.fix or FIXES[bad.kind])
 
 
 def is_phonemes(text: str) -> bool:

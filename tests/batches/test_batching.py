@@ -81,7 +81,7 @@ def test_a_share_of_the_first_epoch_comes_short_first_and_the_rest_in_any_order(
 def test_no_other_lengths_make_fewer_cells():
     lengths = np.random.default_rng(1).integers(3, 90, 200).tolist()
     wanted = sorted({-(-n // 8) * 8 for n in lengths})
-    grids = itertools.islice(batching.best_grids(np.bincount(lengths), 8), 4)
+    grids = itertools.islice(batching.best_grids(np.bincount(lengths)), 4)
     for shapes, (grid, cells) in enumerate(grids, 1):
         made = {}
         for some in itertools.combinations(wanted[:-1], shapes - 1):
