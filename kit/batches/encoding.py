@@ -185,8 +185,8 @@ def shard_clips(path: Path) -> dict[str, Clip]:
     codes = np.split(table["codes"], table["code_counts"].cumsum()[:-1])
     rows = zip(from_bytes(table["clips"]), codes, table["references"])
     return {
-        digest: Clip(path, place, len(codes), crc32(codes.tobytes()), crc32(reference.tobytes()))
-        for place, (digest, codes, reference) in enumerate(rows)
+        name: Clip(path, place, len(codes), crc32(codes.tobytes()), crc32(reference.tobytes()))
+        for place, (name, codes, reference) in enumerate(rows)
     }
 
 

@@ -1,7 +1,6 @@
 """The embedded corpus: the same bytes every time, honest splits, several voices."""
 
 import dataclasses
-import hashlib
 import itertools
 import time
 from collections import Counter
@@ -10,6 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 import soundfile
+from folders import contents
 from helpers import CORPUS, RATE, manifest
 
 from kit import settings
@@ -23,10 +23,9 @@ COUNTS = {"utterances": 50, "held_out": 3, "unseen": 2, "long": 1, "free_order":
 SMALL = dataclasses.replace(CORPUS, **COUNTS, speakers=2)
 
 
-def contents(folder: Path) -> dict[str, str]:
-    """Hash of every file by its path, empty marks left out."""
-    files = (p for p in sorted(folder.rglob("*")) if p.is_file() and p.stat().st_size)
-    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+def made_files(folder: Path) -> dict[str, bytes]:
+    """Every file by its path, empty marks left out."""
+    return {name: data for name, data in contents(folder).items() if data}
 
 
 def items(text: str, known: set[str], longest: int = 4) -> list[str]:
@@ -58,7 +57,7 @@ def test_two_makes_are_the_same_bytes_and_a_third_does_nothing(made, tmp_path):
     time.sleep(1.1)  # espeak-ng seeds its noise with the second of the day
     reported = []
     tick = lambda *now: reported.append(now)  # noqa: E731
-    assert contents(make_corpus(SMALL, tmp_path / "again", tick)) == contents(made)
+    assert made_files(make_corpus(SMALL, tmp_path / "again", tick)) == made_files(made)
     assert reported[-1] == (57, 57) and reported == sorted(reported)
     reported.clear()
     before = {p: p.stat().st_mtime_ns for p in made.rglob("*")}
@@ -70,7 +69,7 @@ def test_an_interrupted_make_resumes_to_the_same_bytes(made, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         make_corpus(SMALL, tmp_path / "cut", Mock(side_effect=KeyboardInterrupt))
     time.sleep(1.1)
-    assert contents(make_corpus(SMALL, tmp_path / "cut")) == contents(made)
+    assert made_files(make_corpus(SMALL, tmp_path / "cut")) == made_files(made)
 
 
 def test_every_row_has_its_recording_and_every_recording_its_row(made):

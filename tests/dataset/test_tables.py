@@ -218,14 +218,8 @@ def jsonl(folder, *records: dict | bytes):
 
 
 def test_a_jsonl_manifest(tmp_path):
-    record = {
-        "audio_filepath": "a.wav",
-        "text": TEXT,
-        "speaker": "v",
-        "id": 7,
-        "split": "validation",
-    }
-    result = read_dataset(jsonl(tmp_path, record), LOOSE)
+    record = {"audio_filepath": "a.wav", "text": TEXT, "speaker": "v", "id": 7}
+    result = read_dataset(jsonl(tmp_path, record | {"split": "validation"}), LOOSE)
     (row,) = result.rows
     assert (row.id, row.speaker, row.split, row.line) == ("7", "v", "held_out", 1)
     assert result.layout == "manifest.jsonl (audio|text|speaker|id|split)"

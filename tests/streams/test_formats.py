@@ -10,7 +10,7 @@ import re
 import pytest
 
 from kit.base.errors import DatasetError
-from kit.streams.formats import JsonLines, Table, TextLines, array_to_lines, open_source, rows
+from kit.streams.formats import JsonLines, Table, TextLines, array_to_lines, open_source
 from kit.streams.stream import BadRecord, Split, StreamConfig
 
 ODD = "ሀ ለ\u2028\x85\x0b\x0c\x1c[]{}:\\'" + '"",\t|\n\r\x7f😀é'
@@ -104,16 +104,9 @@ def test_a_bad_line_is_reported_with_its_place(tmp_path, name, good, raw, reason
     (record,) = bad
     assert (record.file, record.offset) == (str(path), offset)
     assert re.search(reason, record.reason)
-    numbered = list(rows(path))
+    numbered = list(open_source(path).rows())
     assert [line for line, _ in numbered][-3:] == [2, 3, 4]
     assert isinstance(numbered[-2][1], BadRecord)
-
-
-def test_a_field_of_two_lines_is_never_half_read(tmp_path):
-    path = write(tmp_path, "a.csv", 'a,b\n1,2\n3,"x\ny, z"\n4,5\n')
-    bad = []
-    records = list(Table(path, on_bad_record=bad.append))
-    assert [record["a"] for record in records] == ["1", "4"] and len(bad) == 2
 
 
 def test_bad_records_are_reported_once_also_after_resuming(tmp_path):
