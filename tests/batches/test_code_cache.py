@@ -63,18 +63,13 @@ def large(tmp_path, monkeypatch) -> Path:
     return made_index(tmp_path, 2 * CLIPS)
 
 
-def flipped(path: Path, at: int) -> None:
-    whole = bytearray(path.read_bytes())
-    whole[at] ^= 1
-    path.unlink()  # one file of many names
-    path.write_bytes(whole)
-
-
 @pytest.mark.parametrize("column", ["codes", "references"])
 def test_damage_in_a_shard_is_reported_when_its_row_is_read(large, column):
     path = sorted(large.parent.glob("codes-*"))[0]
-    last_bytes = open_arrays(path, SHARD)[column].tobytes()[-60:]
-    flipped(path, path.read_bytes().index(last_bytes) + 57)
+    whole = bytearray(path.read_bytes())
+    whole[whole.index(open_arrays(path, SHARD)[column].tobytes()[-60:]) + 57] ^= 1
+    path.unlink()  # the made shards are one file of many names
+    path.write_bytes(whole)
     rows = getattr(CodeCache(large), column)
     assert rows[CLIPS + 5].tolist() == rows[5].tolist() and len(rows[CLIPS - 2])
     with pytest.raises(DamagedFileError, match=rf"{path.name} is damaged.*01_data_prep"):
@@ -85,7 +80,7 @@ def test_a_large_cache_misses_no_shard_silently(large):
     shard = sorted(large.parent.glob("codes-*"))[1]
     whole = shard.read_bytes()
     table = {name: array.copy() for name, array in open_arrays(shard, SHARD).items()}
-    shard.unlink()  # the made shards are one file of many names
+    shard.unlink()
     shard.write_bytes(whole[:-50])
     with pytest.raises(DamagedFileError, match=rf"{shard.name} is damaged"):
         CodeCache(large)

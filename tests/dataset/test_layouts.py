@@ -5,20 +5,7 @@ from pathlib import Path
 import folders
 import pytest
 from clips import TEXT, encoded, voice
-from folders import (
-    ALL_ONE,
-    CSV,
-    TEXTS,
-    TWO,
-    folder_of,
-    half,
-    lines,
-    parts,
-    read,
-    rows_of,
-    texts,
-    wavs,
-)
+from folders import ALL_ONE, CSV, TEXTS, TWO, folder_of, lines, read, rows_of, texts, wavs
 from helpers import dataset, speech
 
 from kit.base.errors import DatasetError
@@ -173,7 +160,7 @@ def test_splits_that_are_not_for_training_and_tables_that_are_not_read_are_named
     result = read(folder_of(tmp_path / "mine", wavs(), **tables))
     assert [row.text for row in result.rows] == TEXTS[:5]
     assert result.layout == "metadata.csv (id|text); not read: metadata_more.csv"
-    first, second = parts("c{i}|{t}")
+    first, second = folders.parts("c{i}|{t}")
     tables = {"metadata_anna.csv": first, "metadata_ben.csv": second}
     with pytest.raises(DatasetError, match=r"`anna` \(8 rows\), `ben` \(2 rows\).*train\.csv"):
         check_dataset(folder_of(tmp_path / "a", wavs(), **tables), ManifestConfig(), tmp_path / "b")
@@ -242,7 +229,7 @@ FOLDERS = {
     "below splits": ("train-clean/s{n}/c{i}.wav", texts("train-clean/s{n}/c{i}.txt")),
     "with a table each": (
         "s{n}/wavs/c{i}.wav",
-        {f"s{n}/metadata.csv": half("c{i}|{t}", n) for n in (0, 1)},
+        {f"s{n}/metadata.csv": folders.half("c{i}|{t}", n) for n in (0, 1)},
     ),
 }
 
