@@ -16,13 +16,7 @@ from pathlib import Path
 
 from kit.audio.container import SUFFIXES, duration_s
 from kit.base.errors import DatasetError
-from kit.base.files import (
-    digest,
-    disk_errors,
-    make_folder,
-    placeholder_problem,
-    write_atomic,
-)
+from kit.base.files import digest, disk_errors, make_folder, placeholder_problem, write_atomic
 from kit.base.formatting import describe_error
 from kit.dataset.archive import archive_suffix, unpack
 from kit.dataset.columns import Columns, roles_of, text_conflict
