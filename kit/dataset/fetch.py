@@ -21,7 +21,7 @@ from kit.base.formatting import describe_error
 from kit.dataset.archive import archive_suffix, unpack
 from kit.dataset.columns import Columns, roles_of, text_conflict
 from kit.dataset.layouts import find_dataset
-from kit.dataset.recordings import canonical_split, has_known_split, walk
+from kit.dataset.recordings import canonical_split, known_split, walk
 from kit.settings import ArchiveConfig, HubConfig, ManifestConfig
 
 HUB = "hf://"
@@ -117,7 +117,7 @@ def _parquet_rows(file: Path, base: Path) -> Iterator[dict]:
     except ImportError as error:
         raise DatasetError(f"{file} is a Parquet file, which {NEEDS_DATASETS}") from error
     # Such as train-00000-of-00002.parquet, or one in train/
-    named = (part for part in reversed(file.relative_to(base).parts) if has_known_split(part))
+    named = (part for part in reversed(file.relative_to(base).parts) if known_split(part))
     split = canonical_split(Path(next(named, "train")).stem.split(".")[0]).split("-")[0]
     try:
         with pyarrow.parquet.ParquetFile(file) as table:

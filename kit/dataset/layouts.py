@@ -21,10 +21,9 @@ from kit.dataset.recordings import (
     Place,
     Recordings,
     bad_row,
-    canonical_split,
     check_row,
-    has_known_split,
     has_suffix,
+    known_split,
     split_of_table,
     walk,
 )
@@ -138,10 +137,9 @@ def _read_tables(
 def _split_of(table: Path, files: DatasetFiles) -> str:
     """Return the split that a table's name, or that of its folder, says; "" for none."""
     split = split_of_table(table.stem)
-    if split and (has_known_split(table.stem) or len(files.tables) > 1):
+    if split and (known_split(table.stem) or len(files.tables) > 1):
         return split
-    folder = table.parent.name if table.parent != files.folder else ""
-    return canonical_split(folder) if has_known_split(folder) else ""
+    return known_split(table.parent.name) if table.parent != files.folder else ""
 
 
 def _read_texts(files: DatasetFiles, config: ManifestConfig) -> Iterator[Utterance | Finding]:
@@ -167,7 +165,7 @@ def _read_texts(files: DatasetFiles, config: ManifestConfig) -> Iterator[Utteran
             folder=folder,
             columns=TEXT_COLUMNS,
             recordings=recordings,
-            split=canonical_split(top) if has_known_split(top) else "",
+            split=known_split(top),
         )
         row = Row(line=1, values={"audio": name, "text": text}, problem=reason, fix=fix)
         yield check_row(row, place, config)
@@ -341,7 +339,7 @@ def _named_tables(paths: list[Path]) -> list[Path]:
         return of_splits
     whole = [path for path in paths if path.stem.lower() in ("metadata", "validated")]
     named = [path for path in of_splits if path.stem.lower().startswith("metadata")]
-    return whole + [path for path in named if has_known_split(path.stem)] if whole else []
+    return whole + [path for path in named if known_split(path.stem)] if whole else []
 
 
 def _tables_below(
@@ -351,7 +349,7 @@ def _tables_below(
     datasets = [_tables_in(path, _visible(path), config) for path in children if path.is_dir()]
     datasets = [files for files in datasets if files]
     names = [files.folder.name for files in datasets]
-    is_known = all(map(has_known_split, names)) or all(map(UPLOADED.fullmatch, names))
+    is_known = all(map(known_split, names)) or all(map(UPLOADED.fullmatch, names))
     if len(datasets) > 1 and not (config.speakers or is_known):
         raise DatasetError(
             f"{folder} holds several datasets ({join_names(names, 8)}): name one of them. Where "

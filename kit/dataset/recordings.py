@@ -285,7 +285,7 @@ def clean_name(name: str) -> str:
 def speaker_folder(audio: str, folder: Path) -> str:
     """Return the first folder on the way to a recording but for wavs/, clips/ and splits, or ""."""
     parts = Path(os.path.relpath(audio, folder)).parts[:-1] if audio else ()
-    names = (p for p in parts if p not in ("wavs", "clips", "..") and not has_known_split(p))
+    names = (p for p in parts if p not in ("wavs", "clips", "..") and not known_split(p))
     return next(names, "")
 
 
@@ -374,9 +374,13 @@ def split_of_table(stem: str) -> str:
     """
     if stem.lower().startswith("metadata"):
         return canonical_split(stem[len("metadata") :].strip("_- ."))
-    return canonical_split(stem) if has_known_split(stem) else ""
+    return known_split(stem)
 
 
-def has_known_split(name: str) -> bool:
-    """Tell whether a table's or folder's name has a word for train, held-out or test rows."""
-    return canonical_split(name) in ("train", "held_out") or bool(_words(name) & TEST)
+def known_split(name: str) -> str:
+    """Return the split if a table's or folder's name has a word for train, held-out or test rows.
+
+    "" for other names.
+    """
+    split = canonical_split(name)
+    return split if split in ("train", "held_out") or _words(name) & TEST else ""

@@ -116,9 +116,6 @@ def test_quotes_in_an_unquoted_table_are_part_of_the_text(tmp_path):
     result = read(folder_of(tmp_path, wavs(), **{"metadata.csv": table}))
     assert not result.refused
     assert [row.text for row in result.rows] == [f"{t} he said" for t in TEXTS]
-    table = f'c0|"{TEXTS[0]}\nc1|{TEXTS[1]}"\n'  # a quotation that two texts share
-    result = read(folder_of(tmp_path, [], **{"metadata.csv": table}))
-    assert [row.text for row in result.rows] == TEXTS[:2]
 
 
 BROKEN = {
