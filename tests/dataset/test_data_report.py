@@ -34,9 +34,9 @@ def test_every_kind_has_a_fix_and_clips_of_unknown_length_count_as_average_ones(
 
 def test_too_much_rejected_ends_it_with_the_reasons_and_so_does_no_row_to_train_on(tmp_path):
     result = book(kept(2), [finding(line, "silent", seconds=line) for line in range(1, 21)])
-    facts = r"(?s)98\.1 %.*limit 5 %.*20 clips, silent.*metadata\.csv:1 .*/ledger\.jsonl\."
+    facts = r"(?s)98\.1 %.*limit 5 %.*20 clips, silent.*metadata\.csv:1 .*/rejected\.jsonl\."
     with pytest.raises(DatasetError, match=rf"{facts}.*max_rejected_percent=99"):
-        result.require_usable(ManifestConfig(), tmp_path / "ledger.jsonl")
+        result.require_usable(ManifestConfig(), tmp_path / "rejected.jsonl")
     result.require_usable(ManifestConfig(max_rejected_percent=98.2), tmp_path)
     for rows, refused in (([], []), (kept(3, split="held_out"), []), ([], [finding(1, "silent")])):
         with pytest.raises(DatasetError, match=r"No utterance can be trained on\."):

@@ -43,11 +43,11 @@ def test_every_unusable_recording_names_line_reason_and_fix(tmp_path, kind):
 
 def test_the_report_is_the_same_as_the_files_on_disk(tmp_path):
     result = check_dataset(many(tmp_path / "data", 18, 2), RULES, tmp_path / "run")
-    ledger, warned = (
+    rejected, warned = (
         (tmp_path / "run" / name).read_text(encoding="utf-8").splitlines()
         for name in ("ledger.jsonl", "warnings.jsonl")
     )
-    assert [json.loads(line)["line"] for line in ledger] == [19, 20]
+    assert [json.loads(line)["line"] for line in rejected] == [19, 20]
     assert read_manifest(tmp_path / "run") == result.kept and len(result.kept) == 18
     assert len(warned) == len(result.warned)
     assert result.measures[result.kept[0].audio].snr_db > 20 and len(result.measures) == 18
