@@ -40,22 +40,16 @@ def clip(number: int, format: str = "WAV", channels: int = 1) -> bytes:
     return encoded(np.stack([wave] * channels, axis=1), RATE, format=format)
 
 
-def common_voice(folder: Path) -> Path:
-    """A Common Voice corpus of two clips, as its archive holds it."""
-    table = "client_id\tpath\tsentence\tup_votes\n"
-    table += "".join(f"x\t{n}.wav\tሰላም {n}\t2\n" for n in "ab")
-    files = {f"clips/{n}.wav": clip(ord(n)) for n in "ab"}
-    files |= {"validated.tsv": table, "train.tsv": table}
-    folder_of(folder / "cv-corpus-17.0/am", [], **files)
-    return folder
-
-
 def texts(folder: Path) -> list[str]:
     return [row.text for row in read_dataset(folder, ManifestConfig()).rows]
 
 
 def test_a_common_voice_archive_is_unpacked_found_and_read(tmp_path):
-    common_voice(tmp_path / "made")
+    table = "client_id\tpath\tsentence\tup_votes\n"
+    table += "".join(f"x\t{n}.wav\tሰላም {n}\t2\n" for n in "ab")
+    files = {f"clips/{n}.wav": clip(ord(n)) for n in "ab"}
+    files |= {"validated.tsv": table, "train.tsv": table}
+    folder_of(tmp_path / "made/cv-corpus-17.0/am", [], **files)
     archive = tmp_path / "cv-corpus-17.0-am.tar.gz"
     with tarfile.open(archive, "w:gz") as packed:
         packed.add(tmp_path / "made", arcname="")

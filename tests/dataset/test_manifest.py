@@ -17,13 +17,6 @@ RULES = ManifestConfig(held_out_percent=0)
 LINE = '{"id": "a", "audio": "a", "text": "b", "speaker": "", "split": "train", "line": 1}'
 
 
-def judged(tmp_path, data: bytes, suffix: str = ".wav"):
-    """The data report of one recording made of these bytes."""
-    folder = dataset(tmp_path / "data", f"one|{TEXT}\n")
-    (folder / "wavs" / f"one{suffix}").write_bytes(data)
-    return check_dataset(folder, RULES, tmp_path / "run")
-
-
 def many(folder, good: int, missing: int):
     """An LJSpeech folder of `good` different recordings, and rows of `missing` ones."""
     table = "".join(f"c{i}|{TEXT} {'ሀሁሂሃሄህሆለሉሊላሌልሎ'[i % 14]}\n" for i in range(good + missing))
@@ -33,7 +26,9 @@ def many(folder, good: int, missing: int):
 @pytest.mark.parametrize("kind", BAD)
 def test_every_unusable_recording_names_line_reason_and_fix(tmp_path, kind):
     make, category, words = BAD[kind]
-    result = judged(tmp_path, make())
+    folder = dataset(tmp_path / "data", f"one|{TEXT}\n")
+    (folder / "wavs/one.wav").write_bytes(make())
+    result = check_dataset(folder, RULES, tmp_path / "run")
     (refusal,) = result.refused
     assert not result.kept
     assert (refusal.id, refusal.line, refusal.file) == ("one", 1, "metadata.csv")
