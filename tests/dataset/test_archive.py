@@ -97,7 +97,7 @@ def test_a_bomb_is_refused_by_its_ratio_and_its_size(tmp_path, monkeypatch, suff
     monkeypatch.setattr("kit.dataset.archive.RATIO_FROM_BYTES", 2**20)
     archive = pack(tmp_path / f"bomb{suffix}", {f"{i}.txt": bytes(2**20) for i in range(4)})
     refused(archive, tmp_path / "into", r"archive\.most_ratio = 100 .*archive\.most_ratio=")
-    archive = pack(tmp_path / f"big{suffix}", {"a": os.urandom(3 * 2**20)})
+    archive = pack(tmp_path / f"big{suffix}", {"a": os.urandom(5 * 2**18)})
     limits = ArchiveConfig(most_gib=0.001)
     refused(archive, tmp_path / "into", r"archive\.most_gib = 0\.001 .*most_gib=", limits)
 
@@ -176,7 +176,7 @@ def test_a_folder_of_the_users_own_is_never_replaced_and_what_is_no_archive_repo
             unpack(path, tmp_path / "into", CONFIG)
 
 
-MANY = {f"{i}.bin": bytes([i]) * 100 for i in range(200)}
+MANY = {f"{i}.bin": bytes([i]) * 100 for i in range(80)}
 
 
 def unpack_slowly(archive: Path, into: Path) -> None:

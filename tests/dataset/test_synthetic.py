@@ -156,5 +156,5 @@ def test_test_sentences_are_distinct_long_ones_long_and_too_few_words_refused(mo
     few = {"order": [("subject", 1), ("verb", 1), ("object", 1)], "and": ["and"], "phrase": ["hi"]}
     few |= {"subject": [["he"]], "verb": [["saw"]], "object": ["it"], "unseen": {"object": ["us"]}}
     monkeypatch.setattr("kit.dataset.synthetic.load_words", lambda language: few)
-    with pytest.raises(KitError, match=r"yields only \d+ of the 250 sentences"):
-        sentences(CorpusConfig())
+    with pytest.raises(KitError, match=r"yields only \d+ of the 20 sentences"):
+        sentences(CorpusConfig(held_out=20))
