@@ -75,16 +75,16 @@ def padding_lengths(histogram: np.ndarray) -> tuple[int, ...]:
     `histogram` counts the rows with 0, 1, 2... tokens.
     """
     max_cells = (1 + MAX_PADDING) * int(histogram @ np.arange(len(histogram)))
-    for grid, cells in best_grids(histogram, LENGTH_MULTIPLE):
-        best = grid
+    for grid, cells in best_grids(histogram):
         if cells <= max_cells:
-            break
-    return best
+            return grid
+    return grid  # nothing adds less
 
 
-def best_grids(histogram: np.ndarray, multiple: int) -> Iterator[tuple[tuple[int, ...], int]]:
+def best_grids(histogram: np.ndarray) -> Iterator[tuple[tuple[int, ...], int]]:
     """Yield the best one, two, ... row lengths and their padded tokens, while these decrease."""
-    candidates = np.unique(-(-np.flatnonzero(histogram) // multiple) * multiple)  # (W,)
+    lengths = np.flatnonzero(histogram)
+    candidates = np.unique(-(-lengths // LENGTH_MULTIPLE) * LENGTH_MULTIPLE)  # (W,)
     up_to = histogram.cumsum()
     rows = up_to[np.minimum(candidates, len(up_to) - 1)]  # that each has room for
     grids = [(int(length),) for length in candidates]  # the best that end with each length

@@ -67,7 +67,7 @@ def cache_key(codec_path: Path, front_end: MelConfig, config: DataConfig) -> str
 def clip_digest(path: str) -> str:
     """Return 32 hex digits that change when any byte of the recording does."""
     try:
-        return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:32]
+        return file_digest(Path(path))[:32]
     except OSError as error:
         raise DatasetError(
             f"{path} cannot be read ({error.strerror}): put it back, or run "
@@ -185,8 +185,8 @@ def shard_clips(path: Path) -> dict[str, Clip]:
     codes = np.split(table["codes"], table["code_counts"].cumsum()[:-1])
     rows = zip(from_bytes(table["clips"]), codes, table["references"])
     return {
-        digest: Clip(path, place, len(codes), crc32(codes.tobytes()), crc32(reference.tobytes()))
-        for place, (digest, codes, reference) in enumerate(rows)
+        name: Clip(path, place, len(codes), crc32(codes.tobytes()), crc32(reference.tobytes()))
+        for place, (name, codes, reference) in enumerate(rows)
     }
 
 

@@ -56,12 +56,8 @@ class Finding:
     kind: str  # a key of FIXES
     reason: str
     seconds: float = 0.0  # of audio, where it could be measured
-    cure: str = ""  # how to fix it
+    cure: str  # how to fix it
     audio: str = ""
-
-    def __post_init__(self):
-        if not self.cure:
-            object.__setattr__(self, "cure", FIXES[self.kind])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -178,7 +174,7 @@ class DataReport:
 
 def refuse(row: Utterance, kind: str, reason: str, seconds: float = 0.0) -> Finding:
     place = {"file": row.file, "line": row.line, "id": row.id, "audio": row.audio}
-    return Finding(kind=kind, reason=reason, seconds=seconds, **place)
+    return Finding(kind=kind, reason=reason, seconds=seconds, cure=FIXES[kind], **place)
 
 
 def by_kind(findings: Iterable[Finding]) -> dict[str, list[Finding]]:

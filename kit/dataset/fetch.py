@@ -16,18 +16,12 @@ from pathlib import Path
 
 from kit.audio.container import SUFFIXES, duration_s
 from kit.base.errors import DatasetError
-from kit.base.files import (
-    digest,
-    disk_errors,
-    make_folder,
-    placeholder_problem,
-    write_atomic,
-)
+from kit.base.files import digest, disk_errors, make_folder, placeholder_problem, write_atomic
 from kit.base.formatting import describe_error
 from kit.dataset.archive import archive_suffix, unpack
 from kit.dataset.columns import Columns, roles_of, text_conflict
 from kit.dataset.layouts import find_dataset
-from kit.dataset.recordings import canonical_split, has_known_split, walk
+from kit.dataset.recordings import canonical_split, known_split, walk
 from kit.settings import ArchiveConfig, HubConfig, ManifestConfig
 
 HUB = "hf://"
@@ -84,8 +78,7 @@ def fetch_dataset(
     except OSError as error:
         raise DatasetError(f"Allow reading {error.filename}: {error.strerror}.") from error
     except DatasetError:  # its message lists what is expected, and what is there
-        below = (Path(folder, name) for folder, names in walk(source) for name in names)
-        files = sorted(path for path in below if path.suffix == PARQUET)
+        files = sorted(path for path in walk(source) if path.suffix == PARQUET)
         if not files:
             raise
         require_all_parts(files)
@@ -124,7 +117,7 @@ def _parquet_rows(file: Path, base: Path) -> Iterator[dict]:
     except ImportError as error:
         raise DatasetError(f"{file} is a Parquet file, which {NEEDS_DATASETS}") from error
     # Such as train-00000-of-00002.parquet, or one in train/
-    named = (part for part in reversed(file.relative_to(base).parts) if has_known_split(part))
+    named = (part for part in reversed(file.relative_to(base).parts) if known_split(part))
     split = canonical_split(Path(next(named, "train")).stem.split(".")[0]).split("-")[0]
     try:
         with pyarrow.parquet.ParquetFile(file) as table:

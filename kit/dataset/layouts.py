@@ -6,7 +6,6 @@ that cannot be used becomes a finding that names table, line and fix. Originals 
 
 import collections
 import dataclasses
-import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator
@@ -22,10 +21,9 @@ from kit.dataset.recordings import (
     Place,
     Recordings,
     bad_row,
-    canonical_split,
     check_row,
-    has_known_split,
     has_suffix,
+    known_split,
     split_of_table,
     walk,
 )
@@ -139,41 +137,38 @@ def _read_tables(
 def _split_of(table: Path, files: DatasetFiles) -> str:
     """Return the split that a table's name, or that of its folder, says; "" for none."""
     split = split_of_table(table.stem)
-    if split and (has_known_split(table.stem) or len(files.tables) > 1):
+    if split and (known_split(table.stem) or len(files.tables) > 1):
         return split
-    folder = table.parent.name if table.parent != files.folder else ""
-    return canonical_split(folder) if has_known_split(folder) else ""
+    return known_split(table.parent.name) if table.parent != files.folder else ""
 
 
 def _read_texts(files: DatasetFiles, config: ManifestConfig) -> Iterator[Utterance | Finding]:
     """Read the text of each recording beside it; a recording without one becomes a finding."""
     folder = files.folder
     recordings = Recordings([folder])
-    for parent, names in walk(folder):
-        split = Path(os.path.relpath(parent, folder)).parts[:1]
-        split = canonical_split(split[0]) if split and has_known_split(split[0]) else ""
-        for audio in (Path(parent, name) for name in names if has_suffix(name)):
-            path = audio.with_suffix(".txt")
-            name = audio.relative_to(folder).as_posix()
-            if not path.is_file():
-                fix = "write it, or let `python -m kit transcribe` do it"
-                bad = BadRow(f"no text: there is no {as_utf8(path.name)} beside it", fix)
-                yield bad_row(folder.name, 1, name, bad)
-                continue
-            text = " ".join("".join(iter_lines(path)).split())
-            reason, fix = encoding_problem(text)
-            if "|" in text or text.lower().startswith(f"{audio.stem.lower()}:"):
-                reason = "a line of a table in a text file of its own"
-                fix = "write what is said, and nothing else"
-            place = Place(
-                file=files.label(path),
-                folder=folder,
-                columns=TEXT_COLUMNS,
-                recordings=recordings,
-                split=split,
-            )
-            row = Row(line=1, values={"audio": name, "text": text}, problem=reason, fix=fix)
-            yield check_row(row, place, config)
+    for audio in filter(lambda file: has_suffix(file.name), walk(folder)):
+        path = audio.with_suffix(".txt")
+        name = audio.relative_to(folder).as_posix()
+        if not path.is_file():
+            fix = "write it, or let `python -m kit transcribe` do it"
+            bad = BadRow(f"no text: there is no {as_utf8(path.name)} beside it", fix)
+            yield bad_row(folder.name, 1, name, bad)
+            continue
+        text = " ".join("".join(iter_lines(path)).split())
+        reason, fix = encoding_problem(text)
+        if "|" in text or text.lower().startswith(f"{audio.stem.lower()}:"):
+            reason = "a line of a table in a text file of its own"
+            fix = "write what is said, and nothing else"
+        top = name.split("/")[0] if "/" in name else ""
+        place = Place(
+            file=files.label(path),
+            folder=folder,
+            columns=TEXT_COLUMNS,
+            recordings=recordings,
+            split=known_split(top),
+        )
+        row = Row(line=1, values={"audio": name, "text": text}, problem=reason, fix=fix)
+        yield check_row(row, place, config)
 
 
 def without_repeats(rows: list[Utterance]) -> tuple[list[Utterance], list[Finding]]:
@@ -294,8 +289,7 @@ def find_dataset(source: Path, config: ManifestConfig) -> DatasetFiles:
     files = _tables_in(folder, children, config) or _tables_below(folder, children, config)
     if files:
         return files
-    below = (Path(parent, name) for parent, names in walk(source) for name in names)
-    if any(has_suffix(path.name) and path.with_suffix(".txt").is_file() for path in below):
+    if any(has_suffix(file.name) and file.with_suffix(".txt").is_file() for file in walk(source)):
         return DatasetFiles(folder=source, tables=[], unread=[])
     raise DatasetError(_no_dataset_message(source))
 
@@ -345,7 +339,7 @@ def _named_tables(paths: list[Path]) -> list[Path]:
         return of_splits
     whole = [path for path in paths if path.stem.lower() in ("metadata", "validated")]
     named = [path for path in of_splits if path.stem.lower().startswith("metadata")]
-    return whole + [path for path in named if has_known_split(path.stem)] if whole else []
+    return whole + [path for path in named if known_split(path.stem)] if whole else []
 
 
 def _tables_below(
@@ -355,7 +349,7 @@ def _tables_below(
     datasets = [_tables_in(path, _visible(path), config) for path in children if path.is_dir()]
     datasets = [files for files in datasets if files]
     names = [files.folder.name for files in datasets]
-    is_known = all(map(has_known_split, names)) or all(map(UPLOADED.fullmatch, names))
+    is_known = all(map(known_split, names)) or all(map(UPLOADED.fullmatch, names))
     if len(datasets) > 1 and not (config.speakers or is_known):
         raise DatasetError(
             f"{folder} holds several datasets ({join_names(names, 8)}): name one of them. Where "
@@ -368,7 +362,7 @@ def _tables_below(
 
 def _no_dataset_message(source: Path) -> str:
     names = [f"{p.name}/" if p.is_dir() else p.name for p in _visible(source)]
-    recordings = sum(has_suffix(name) for _, own in walk(source) for name in own)
+    recordings = sum(has_suffix(file.name) for file in walk(source))
     hint = ""
     if recordings:
         hint = (

@@ -20,7 +20,7 @@ from kit.audio.container import SUFFIXES
 from kit.base.errors import DatasetError, KitError
 from kit.base.formatting import as_utf8, join_names, non_utf8_problem
 from kit.dataset.columns import ROLES, Columns
-from kit.dataset.data_report import Finding
+from kit.dataset.data_report import FIXES, Finding
 from kit.dataset.manifest import Utterance
 from kit.dataset.tables import Row
 from kit.settings import ManifestConfig
@@ -179,8 +179,8 @@ def stays_inside(name: str) -> bool:
     return bool(name) and "\0" not in name and ".." not in parts and not is_absolute(name)
 
 
-def walk(base: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield each folder below `base`, also through links, and its files; no hidden ones."""
+def walk(base: Path) -> Iterator[Path]:
+    """Yield each file below `base`, also through links; no hidden ones."""
     seen = set()
     for folder, subfolders, files in os.walk(base, followlinks=True):
         real = os.path.realpath(folder)
@@ -189,7 +189,7 @@ def walk(base: Path) -> Iterator[tuple[str, list[str]]]:
             continue
         seen.add(real)
         subfolders[:] = sorted(s for s in subfolders if not s.startswith((".", "__MACOSX")))
-        yield folder, sorted(file for file in files if not file.startswith("."))
+        yield from (Path(folder, file) for file in sorted(files) if not file.startswith("."))
 
 
 # --- rows -----------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ class BadRow(Exception):
 def bad_row(file: str, line: int, name: str, bad: BadRow) -> Finding:
     """Return the finding about a line of the table `file` that cannot be used."""
     place = {"file": file, "line": line, "id": as_utf8(name)}
-    return Finding(**place, kind=bad.kind, reason=bad.reason, cure=bad.fix)
+    return Finding(**place, kind=bad.kind, reason=bad.reason, cure=bad.fix or FIXES[bad.kind])
 
 
 def is_phonemes(text: str) -> bool:
@@ -285,7 +285,7 @@ def clean_name(name: str) -> str:
 def speaker_folder(audio: str, folder: Path) -> str:
     """Return the first folder on the way to a recording but for wavs/, clips/ and splits, or ""."""
     parts = Path(os.path.relpath(audio, folder)).parts[:-1] if audio else ()
-    names = (p for p in parts if p not in ("wavs", "clips", "..") and not has_known_split(p))
+    names = (p for p in parts if p not in ("wavs", "clips", "..") and not known_split(p))
     return next(names, "")
 
 
@@ -374,9 +374,13 @@ def split_of_table(stem: str) -> str:
     """
     if stem.lower().startswith("metadata"):
         return canonical_split(stem[len("metadata") :].strip("_- ."))
-    return canonical_split(stem) if has_known_split(stem) else ""
+    return known_split(stem)
 
 
-def has_known_split(name: str) -> bool:
-    """Tell whether a table's or folder's name has a word for train, held-out or test rows."""
-    return canonical_split(name) in ("train", "held_out") or bool(_words(name) & TEST)
+def known_split(name: str) -> str:
+    """Return the split if a table's or folder's name has a word for train, held-out or test rows.
+
+    "" for other names.
+    """
+    split = canonical_split(name)
+    return split if split in ("train", "held_out") or _words(name) & TEST else ""

@@ -28,13 +28,12 @@ from kit.dataset.columns import (
     unclear_table,
 )
 from kit.settings import ManifestConfig
-from kit.streams.formats import JsonLines
+from kit.streams.formats import QUOTED, JsonLines
 from kit.streams.stream import UTF_16, BadRecord, require_text
 from kit.text.normalize import letters
 
 JSON_SUFFIXES = (".jsonl", ".ndjson")
 SEPARATORS = {"|": "|", "\t": "a tab", ";": "a semicolon", ",": "a comma"}  # and their names
-QUOTED = (";", ",")  # separators with which fields may be in double quotes
 SAMPLE_ROWS = 400  # rows that are looked at, at most
 CORRECT_ENCODING = "save the table as UTF-8 (in Excel: CSV UTF-8)"
 Cells = tuple[int, list[str], tuple[str, str]]  # first line of a row, its cells, (reason, fix)
@@ -244,9 +243,9 @@ def read_texts(folder: Path) -> dict[str, str]:
     return texts
 
 
-def _split_line(line: str, separator: str, quoted: bool | None = None) -> list[str]:
+def _split_line(line: str, separator: str, quoted: bool = False) -> list[str]:
     """Split the first line of a table; a line with broken quotes is one cell."""
-    if quoted or (quoted is None and separator in QUOTED):
+    if quoted or separator in QUOTED:
         try:
             cells = next(csv.reader([line], delimiter=separator, skipinitialspace=True), [])
         except csv.Error:

@@ -5,14 +5,13 @@ Lines end at "\\n" or "\\r\\n" and nowhere else: a lone "\\r" or U+2028 is an or
 
 import csv
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from orjson import OPT_APPEND_NEWLINE, dumps, loads
 
 from kit.base.errors import DatasetError
 from kit.base.files import atomic_path, digest
-from kit.streams.stream import BadRecord, LineStream, StreamConfig
+from kit.streams.stream import LineStream, StreamConfig, unix_ends
 
 QUOTED = (",", ";")  # delimiters of tables whose fields may be in double quotes
 
@@ -26,11 +25,6 @@ def as_text(raw: bytes) -> str:
     except UnicodeDecodeError as error:
         byte = raw[error.start]
         raise ValueError(f"not valid UTF-8: 0x{byte:02x} at its byte {error.start}") from error
-
-
-def unix_ends(data: bytes) -> bytes:
-    """Lines that end in "\\n" alone, the last one without."""
-    return (data.replace(b"\r\n", b"\n") if b"\r" in data else data).removesuffix(b"\n")
 
 
 class TextLines(LineStream):
@@ -169,11 +163,6 @@ def require_known_format(path: Path) -> None:
             f"{path}: unknown format `{suffix}`. Known: {' '.join(FORMATS)}. Save the file as one "
             "of these, pass a `delimiter` if it is a table, or add a format (docs/extending.md)."
         )
-
-
-def rows(path: Path) -> Iterator[tuple[int, dict | str | BadRecord]]:
-    """(line number, record or BadRecord) in the order of the file, in constant memory."""
-    return open_source(path).rows()
 
 
 def array_to_lines(source: Path, target: Path) -> None:

@@ -62,8 +62,9 @@ def require_text(path: Path, first_bytes: bytes) -> None:
             raise DatasetError(f"{path} is not text but {kind}.")
 
 
-def strip_line_end(raw: bytes) -> bytes:
-    return raw[:-1].removesuffix(b"\r") if raw.endswith(b"\n") else raw
+def unix_ends(data: bytes) -> bytes:
+    """Lines that end in "\\n" alone, the last one without."""
+    return (data.replace(b"\r\n", b"\n") if b"\r" in data else data).removesuffix(b"\n")
 
 
 class ByteFile:
@@ -274,7 +275,7 @@ class LineStream(Stream):
         offset = 0
         for number, line in enumerate(io.BytesIO(data)):
             if self.blank is None or line.strip(self.blank):
-                yield number, offset, strip_line_end(line)
+                yield number, offset, unix_ends(line)
             offset += len(line)
 
     @property

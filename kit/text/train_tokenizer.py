@@ -27,7 +27,7 @@ from kit.base.errors import DatasetError, KitError, Note, SpeechError
 from kit.base.files import digest, write_atomic
 from kit.base.formatting import nearest, shorten
 from kit.settings import TokenizerConfig
-from kit.streams.formats import open_source, rows
+from kit.streams.formats import open_source
 from kit.streams.stream import BadRecord, ByteFile
 from kit.text.espeak import phonemize
 from kit.text.normalize import normalize, unicode_script
@@ -267,7 +267,7 @@ def _extract(source: Path, language: str, respell: bool, path: Path, mark: Path,
 
 def _texts(path: Path) -> Iterator[str | BadRecord]:
     """The text of every row, in order. Raises DatasetError when there is no column `text`."""
-    for _, row in rows(path):
+    for _, row in open_source(path).rows():
         if isinstance(row, str | BadRecord):
             yield row
         elif "text" in row:

@@ -2,11 +2,12 @@
 
 import itertools
 import pickle
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import made_cache
+from helpers import GPT, made_cache
 from made_index import CLIPS, made_index
 
 from kit.base.errors import DamagedFileError
@@ -15,11 +16,8 @@ from kit.batches import code_cache
 from kit.batches.batching import best_grids, padded
 from kit.batches.code_cache import SHARD, CodeCache, open_arrays
 from kit.batches.code_stream import CodeStream
+from kit.model.sequence import collate
 from kit.settings import DataConfig
-
-
-def parts_only(parts, position):
-    return parts, position
 
 
 def odd_cache():
@@ -65,18 +63,13 @@ def large(tmp_path, monkeypatch) -> Path:
     return made_index(tmp_path, 2 * CLIPS)
 
 
-def flipped(path: Path, at: int) -> None:
-    whole = bytearray(path.read_bytes())
-    whole[at] ^= 1
-    path.unlink()  # the made shards are one file of many names
-    path.write_bytes(whole)
-
-
 @pytest.mark.parametrize("column", ["codes", "references"])
 def test_damage_in_a_shard_is_reported_when_its_row_is_read(large, column):
     path = sorted(large.parent.glob("codes-*"))[0]
-    last_bytes = open_arrays(path, SHARD)[column].tobytes()[-60:]
-    flipped(path, path.read_bytes().index(last_bytes) + 57)
+    whole = bytearray(path.read_bytes())
+    whole[whole.index(open_arrays(path, SHARD)[column].tobytes()[-60:]) + 57] ^= 1
+    path.unlink()  # the made shards are one file of many names
+    path.write_bytes(whole)
     rows = getattr(CodeCache(large), column)
     assert rows[CLIPS + 5].tolist() == rows[5].tolist() and len(rows[CLIPS - 2])
     with pytest.raises(DamagedFileError, match=rf"{path.name} is damaged.*01_data_prep"):
@@ -88,8 +81,6 @@ def test_a_large_cache_misses_no_shard_silently(large):
     whole = shard.read_bytes()
     table = {name: array.copy() for name, array in open_arrays(shard, SHARD).items()}
     shard.unlink()
-    with pytest.raises(DamagedFileError, match=rf"no .*{shard.name}.*01_data_prep"):
-        CodeCache(large)
     shard.write_bytes(whole[:-50])
     with pytest.raises(DamagedFileError, match=rf"{shard.name} is damaged"):
         CodeCache(large)
@@ -105,17 +96,14 @@ def lengths_only(codes: list[int], texts: list[int], last_split: str = "train") 
     return made_cache(rows, *([np.zeros(n, np.int32) for n in column] for column in (texts, codes)))
 
 
-def report(codes, texts):
-    return code_cache.length_report(lengths_only(codes, texts), codes_per_s=28.7)
-
-
 def test_at_least_so_many_percent_are_kept_and_every_quantity_has_a_line():
     rng = np.random.default_rng(0)
     codes, texts = (np.maximum(1, rng.lognormal(4, 0.6, 3000)).astype(int) for _ in range(2))
-    _, limit_codes, limit_tokens = report(codes.tolist(), texts.tolist())
+    cache = lengths_only(codes.tolist(), texts.tolist())
+    _, limit_codes, limit_tokens = code_cache.length_report(cache, codes_per_s=28.7)
     assert limit_codes % 64 == 0 and limit_tokens % 64 == 0
     assert ((codes <= limit_codes) & (codes + texts + 6 <= limit_tokens)).mean() >= 0.99
-    lines = report([10, 20, 300], [1, 2, 3])[0]
+    lines = code_cache.length_report(lengths_only([10, 20, 300], [1, 2, 3]), codes_per_s=28.7)[0]
     assert list(lines) == ["text ids", "codes", "tokens", "seconds"]
     assert lines["codes"].startswith("50 %: 20, 90 %: 300,"), "lengths that occur"
 
@@ -130,7 +118,7 @@ def test_fixed_lengths_are_few_and_cost_little_and_hold_the_rows_of_every_split(
     assert all(length % 8 == 0 for length in fixed) and fixed[-1] >= max(tokens)
     config = DataConfig(grid_lengths=fixed)
     assert sum(padded(int(n), config) for n in tokens) <= 1.04 * sum(tokens)
-    fewer = list(itertools.islice(best_grids(np.bincount(tokens), 8), len(fixed) - 1))[-1]
+    fewer = list(itertools.islice(best_grids(np.bincount(tokens)), len(fixed) - 1))[-1]
     assert fewer[1] > 1.04 * sum(tokens)
 
 
@@ -188,7 +176,7 @@ def test_rows_texts_and_figures_come_back_as_they_were():
 
 def test_a_cache_travels_to_a_worker_as_paths_and_outlives_their_names(tmp_path):
     cache = CodeCache(made_index(tmp_path, CLIPS))
-    sent = pickle.dumps(CodeStream(cache, "train", DataConfig(), parts_only))
+    sent = pickle.dumps(CodeStream(cache, "train", DataConfig(), partial(collate, GPT)))
     assert len(sent) < 5000 and len(pickle.loads(sent).members) > CLIPS / 2
     save(tmp_path / "a")
     found = open_arrays(tmp_path / "a", TENSORS)

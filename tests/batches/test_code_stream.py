@@ -19,8 +19,6 @@ from kit.batches.code_stream import CodeStream, loader_workers, validation_batch
 from kit.model.sequence import collate
 from kit.settings import DataConfig
 
-OTHER_BATCHES = r"other batches \(seed, sizes, sorting\)"
-
 
 def keep(parts, place):
     """The parts with lists in place of arrays, which can be compared."""
@@ -118,7 +116,7 @@ def same(a, b) -> bool:
     return a[1] == b[1] and all(x[:2] == y[:2] and torch.equal(x[2], y[2]) for x, y in parts)
 
 
-@pytest.mark.parametrize("over", [{}, {"short_first": True}])
+@pytest.mark.parametrize("over", [{}, {"short_first": True}, {"rank": 0, "world": 2}])
 def test_any_position_resumes_exactly(over):
     whole = list(itertools.islice(stream(**over), 20))
     for at in range(18):
@@ -136,24 +134,17 @@ def loaded(s: CodeStream, workers: int, count: int) -> list:
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("world", [1, 2])
-def test_workers_and_ranks_keep_the_order_and_resume_exactly(workers, world):
-    rng = random.Random(workers)
-    for rank in range(world):
-        whole = list(itertools.islice(stream(rank=rank, world=world), 21))
-        read = loaded(stream(rank=rank, world=world), workers, 21)
-        assert all(same(a, b) for a, b in zip(read, whole, strict=True))
-        # Starting workers is slow: a few kill points with them, and 50 without.
-        for at in rng.sample(range(20), 2) if workers else rng.choices(range(20), k=50):
-            rest = loaded(stream(read[at][1], rank=rank, world=world), workers, 3)
-            assert all(same(a, b) for a, b in zip(rest, whole[at + 1 :]))
-
-
-def test_a_run_may_resume_with_other_workers_and_ranks():
-    whole = list(itertools.islice(stream(), 12))
-    position = loaded(stream(rank=1, world=2), 2, 5)[-1][1]
-    assert all(same(a, b) for a, b in zip(loaded(stream(position), 1, 5), whole[5:]))
+@pytest.mark.parametrize("over", [{}, {"rank": 1, "world": 2}])
+def test_workers_keep_the_order_and_resume_exactly_as_do_others(over):
+    whole = list(itertools.islice(stream(**over), 21))
+    read = loaded(stream(**over), 2, 21)
+    assert all(same(a, b) for a, b in zip(read, whole, strict=True))
+    for at in (4, 13):
+        rest = loaded(stream(read[at][1], **over), 2, 3)
+        assert all(same(a, b) for a, b in zip(rest, whole[at + 1 :]))
+    # A run may resume with other workers and ranks.
+    rest = loaded(stream(read[4][1]), 1, 5)
+    assert all(same(a, b) for a, b in zip(rest, itertools.islice(stream(), 5, 10), strict=True))
 
 
 @pytest.mark.parametrize("over", [{}, {"micro_batch": 8}])
@@ -172,8 +163,6 @@ def test_ranks_together_see_what_one_would(over, world):
 def test_more_ranks_than_utterances_leave_some_without_any():
     batches = [next(iter(stream(rank=r, world=9))) for r in range(9)]
     assert [len(members(b)) for b in batches] == [1] * len(members(next(iter(stream())))) + [0]
-    with pytest.raises(DamagedFileError, match="split `test`"):
-        stream(split="test")
 
 
 def test_a_position_is_the_place_after_its_batch_as_plain_json():
@@ -185,18 +174,23 @@ def test_a_position_is_the_place_after_its_batch_as_plain_json():
     assert all(same(a, b) for a, b in zip(stream(of_an_earlier_kit), whole[5:]))
 
 
-def test_a_position_of_other_utterances_is_refused():
-    other = CodeStream(toy_cache(), "train", DATA, keep)
-    with pytest.raises(DamagedFileError, match=r"of other utterances.*giving no position"):
-        CodeStream(toy_cache(), "train", DATA, keep, next(iter(stream()))[1])
-    with pytest.raises(DamagedFileError, match="of other utterances"):
-        CodeStream(toy_cache(91), "train", DATA, keep, next(iter(other))[1])
+def toy_stream(count=101, position=None) -> CodeStream:
+    return CodeStream(toy_cache(count), "train", DATA, keep, position)
 
 
-@pytest.mark.parametrize("field", ["seed", "effective_batch", "sort_window"])
-def test_a_position_in_another_order_is_refused(field):
-    with pytest.raises(DamagedFileError, match=OTHER_BATCHES):
-        stream(next(iter(stream()))[1], **{field: 4})
+def test_what_would_lose_or_repeat_utterances_is_refused():
+    position, longest = next(iter(stream()))[1], max(stream().lengths)
+    refused = [("split `test`", {"split": "test"})]
+    facts = rf"1 of 60 utt.*longest has {longest}.*add a length"
+    refused.append((facts, {"grid_lengths": (64, longest - 1)}))
+    for field in ("seed", "effective_batch", "sort_window"):
+        refused.append((r"other batches \(seed, sizes, sorting\)", {field: 4}))
+    for facts, over in refused:
+        with pytest.raises(DamagedFileError, match=facts):
+            stream(position, **over)
+    for count, other in ((101, position), (91, next(iter(toy_stream()))[1])):
+        with pytest.raises(DamagedFileError, match=r"other utterances.*giving no position"):
+            toy_stream(count, other)
 
 
 def test_another_split_into_passes_and_another_padding_resume():
@@ -226,12 +220,6 @@ def test_tokens_are_counted_without_the_padding_of_the_few_lengths(grid):
     cells = sum(m.tokens.numel() for b in batches for m in b.micro)
     assert sum(b.tokens for b in batches) == sum(s.lengths)  # as planned, START, STOP included
     assert cells > sum(s.lengths)
-
-
-def test_an_utterance_longer_than_every_grid_is_refused_not_cut():
-    n = max(stream().lengths)
-    with pytest.raises(DamagedFileError, match=rf"1 of 60 utt.*longest has {n}.*add a length"):
-        stream(grid_lengths=(64, n - 1))
 
 
 def test_validation_takes_every_held_out_utterance_once_and_always_alike():

@@ -76,11 +76,6 @@ def parts(pattern: str) -> tuple[str, str]:
     return "".join(rows[:8]), "".join(rows[8:])
 
 
-def half(pattern: str, n: int) -> str:
-    """The rows of one of two speakers."""
-    return "".join(lines(pattern).splitlines(True)[n::2])
-
-
 def texts(pattern: str, content: str = "{t}\n") -> dict[str, str]:
     """A file for each text, by its name."""
     return dict(zip(rows_of(pattern), rows_of(content)))

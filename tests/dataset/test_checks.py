@@ -62,11 +62,10 @@ def test_a_row_with_several_faults_names_all_of_them():
     assert refusal.kind == "long text", "and it is not cut"
     _, (refusal,), _ = judged(many(1), {0: changed(peak=1.0, clipped=0.3, dc=0.5)})
     assert refusal.kind == "clipped" and "30.0%" in refusal.reason and "+0.50" in refusal.reason
-    hour = changed(seconds=3600.0)
-    _, (refusal,), _ = judged([row(0)], {0: hour})
-    assert refusal.kind == "too long" and f"its {len(row(0).text)} characters" in refusal.reason
-    _, (refusal,), _ = judged([row(0, "ሰላም " * 3000)], {0: hour})
-    assert refusal.kind == "too long" and "characters" not in refusal.reason
+    for text, is_short in ((TEXT, True), ("ሰላም " * 3000, False)):
+        _, (refusal,), _ = judged([row(0, text)], {0: changed(seconds=3600.0)})
+        assert refusal.kind == "too long"
+        assert (f"its {len(text)} characters" in refusal.reason) == is_short
 
 
 def test_a_pace_far_from_everyone_elses_is_refused():
@@ -114,9 +113,8 @@ def test_letters_of_another_script_are_named():
 
 
 def test_repeated_texts_are_reported_once():
-    rows = [*many(5), row(5, speaker="other"), row(6, "ሌላ ነገር ነው")]
-    kept, refused, (warning,) = judged(rows)
-    assert len(kept) == 7 and not refused
+    kept, refused, (warning,) = judged([*many(5), row(5, speaker="other")])
+    assert len(kept) == 6 and not refused
     assert (warning.id, warning.kind) == ("c0", "repeated text") and "5 times" in warning.reason
 
 
@@ -136,11 +134,9 @@ def test_warnings_keep_the_row():
 
 
 def test_silence_around_the_speech_is_no_slow_pace_and_silence_within_is_a_warning():
-    text = "ሰላም ለሁሉም ሰው"
-    edges = {"leading_s": 1.6, "trailing_s": 1.6, "silence_s": 3.2}
-    kept, refused, warned = judged([row(0, text)], {0: changed(seconds=4.6, **edges)})
-    assert kept and not refused and [warning.kind for warning in warned] == ["edge silence"]
-    kept, refused, _ = judged([row(0, text)], {0: changed(seconds=4.6 + 9)})
-    assert [refusal.kind for refusal in refused] == ["pace"]
-    kept, refused, warned = judged([row(0, text)], {0: changed(seconds=2.5, gap_s=1.2)})
-    assert kept and not refused and [warning.kind for warning in warned] == ["gap"]
+    edges = changed(seconds=4.6, leading_s=1.6, trailing_s=1.6, silence_s=3.2)
+    for measure, kind in ((edges, "edge silence"), (changed(seconds=2.5, gap_s=1.2), "gap")):
+        kept, refused, (warning,) = judged([row(0, "ሰላም ለሁሉም ሰው")], {0: measure})
+        assert kept and not refused and warning.kind == kind
+    _, (refusal,), _ = judged([row(0, "ሰላም ለሁሉም ሰው")], {0: changed(seconds=4.6 + 9)})
+    assert refusal.kind == "pace"

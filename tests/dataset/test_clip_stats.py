@@ -1,12 +1,10 @@
 """Every clip measured once, whatever happens in between: processes, kills, lost mounts."""
 
 import json
+import multiprocessing
 import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from unittest.mock import Mock, call
@@ -14,13 +12,12 @@ from unittest.mock import Mock, call
 import pytest
 from clips import encoded, voice
 from crashing import crash_at_80
+from helpers import start_and_kill
 
 from kit.audio.clip import ClipMeasure, measure_clip
 from kit.base.errors import DatasetError
 from kit.dataset import clip_stats as measures
 from kit.dataset.clip_stats import measure_clips
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -127,26 +124,15 @@ def test_shards_measure_their_part_and_a_call_for_all_merges_them(
     assert sorted(path.name for path in tmp_path.glob("c*")) == ["c.jsonl"]
 
 
-CHECK = """
-import sys, time
-from pathlib import Path
-from kit.dataset import clip_stats as measures
-slow = measures.measure_clip
-measures.measure_clip = lambda *args: time.sleep(0.003) or slow(*args)
-paths = sorted(map(str, Path(sys.argv[1]).glob("*.wav")))
-measures.measure_clips(paths, Path(sys.argv[2]), processes=int(sys.argv[3]))
-"""
+def measure_slowly(paths: list[str], cache: Path) -> None:
+    measures.measure_clip = lambda *args: time.sleep(0.003) or measure_clip(*args)
+    measure_clips(paths, cache)
 
 
 def test_a_killed_check_resumes_where_it_was(clips, tmp_path, read):
     cache = tmp_path / "c.jsonl"
-    command = [sys.executable, "-c", CHECK, str(Path(clips[0]).parent), str(cache), "0"]
-    check = subprocess.Popen(command, cwd=ROOT)
-    while not (cache.exists() and cache.stat().st_size):
-        assert check.poll() is None
-        time.sleep(0.005)
-    check.send_signal(signal.SIGKILL)
-    check.wait()
+    fork = multiprocessing.get_context("fork")
+    start_and_kill(fork.Process(target=measure_slowly, args=(clips, cache)), cache, 1)
     before = {json.loads(line)["path"] for line in cache.read_bytes().split(b"\n")[:-1]}
     assert 0 < len(before) < len(clips)
     result = measure_clips(clips, cache)

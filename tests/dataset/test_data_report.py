@@ -5,19 +5,20 @@ from clips import TEXT
 
 from kit.base.errors import DatasetError
 from kit.dataset import data_report
-from kit.dataset.data_report import FIXES, DataReport, Finding
+from kit.dataset.data_report import FIXES, DataReport, Finding, refuse
 from kit.dataset.manifest import Utterance
 from kit.settings import ManifestConfig
 
+SAME = {"text": TEXT, "speaker": "v", "split": "train", "seconds": 2.0}
 
-def kept(count: int, seconds: float = 2.0, split: str = "train") -> list[Utterance]:
-    same = {"text": TEXT, "speaker": "v", "split": split, "seconds": seconds}
-    return [Utterance(id=f"k{i}", audio="", line=i, **same) for i in range(count)]
+
+def kept(count: int, **over) -> list[Utterance]:
+    return [Utterance(id=f"k{i}", audio="", line=i, **SAME | over) for i in range(count)]
 
 
 def finding(line: int, kind: str, seconds: float = 0.0, reason: str = "why") -> Finding:
-    where = {"file": "metadata.csv", "line": line, "id": f"r{line}"}
-    return Finding(**where, kind=kind, reason=reason, seconds=seconds)
+    row = Utterance(**SAME, id=f"r{line}", audio="", file="metadata.csv", line=line)
+    return refuse(row, kind, reason, seconds)
 
 
 def book(rows, refused) -> DataReport:
@@ -26,8 +27,6 @@ def book(rows, refused) -> DataReport:
 
 def test_every_kind_has_a_fix_and_clips_of_unknown_length_count_as_average_ones():
     assert all(finding(1, kind).cure == fix for kind, fix in FIXES.items())
-    own = Finding(file="t", line=1, id="", kind="row", reason="why", cure="save it as UTF-8")
-    assert own.cure == "save it as UTF-8"
     result = book(kept(18), [finding(1, "missing"), finding(2, "silent", seconds=6.0)])
     assert (result.kept_s, result.lost_s) == (36, 8)
     assert result.lost_percent == pytest.approx(100 * 8 / 44)
@@ -35,9 +34,10 @@ def test_every_kind_has_a_fix_and_clips_of_unknown_length_count_as_average_ones(
 
 def test_too_much_rejected_ends_it_with_the_reasons_and_so_does_no_row_to_train_on(tmp_path):
     result = book(kept(2), [finding(line, "silent", seconds=line) for line in range(1, 21)])
-    facts = r"(?s)98\.1 %.*limit 5 %.*20 clips, silent.*metadata\.csv:1 .*max_rejected_percent=99"
-    with pytest.raises(DatasetError, match=facts):
-        result.require_usable(ManifestConfig(), tmp_path)
+    facts = r"(?s)98\.1 %.*limit 5 %.*20 clips, silent.*metadata\.csv:1 .*/rejected\.jsonl\."
+    with pytest.raises(DatasetError, match=rf"{facts}.*max_rejected_percent=99"):
+        result.require_usable(ManifestConfig(), tmp_path / "rejected.jsonl")
+    result.require_usable(ManifestConfig(max_rejected_percent=98.2), tmp_path)
     for rows, refused in (([], []), (kept(3, split="held_out"), []), ([], [finding(1, "silent")])):
         with pytest.raises(DatasetError, match=r"No utterance can be trained on\."):
             book(rows, refused).require_usable(ManifestConfig(max_rejected_percent=100), tmp_path)

@@ -1,12 +1,11 @@
 """The whole way, on real bytes: from a folder to a manifest, a data report, a cleaned table."""
 
-import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 from clips import BAD, TEXT, voice
-from helpers import dataset, usable
+from helpers import dataset
 
 from kit.base.errors import DatasetError
 from kit.dataset.checks import check_dataset
@@ -18,13 +17,6 @@ RULES = ManifestConfig(held_out_percent=0)
 LINE = '{"id": "a", "audio": "a", "text": "b", "speaker": "", "split": "train", "line": 1}'
 
 
-def judged(tmp_path, data: bytes, suffix: str = ".wav"):
-    """The data report of one recording made of these bytes."""
-    folder = dataset(tmp_path / "data", f"one|{TEXT}\n")
-    (folder / "wavs" / f"one{suffix}").write_bytes(data)
-    return check_dataset(folder, RULES, tmp_path / "run")
-
-
 def many(folder, good: int, missing: int):
     """An LJSpeech folder of `good` different recordings, and rows of `missing` ones."""
     table = "".join(f"c{i}|{TEXT} {'ሀሁሂሃሄህሆለሉሊላሌልሎ'[i % 14]}\n" for i in range(good + missing))
@@ -34,7 +26,9 @@ def many(folder, good: int, missing: int):
 @pytest.mark.parametrize("kind", BAD)
 def test_every_unusable_recording_names_line_reason_and_fix(tmp_path, kind):
     make, category, words = BAD[kind]
-    result = judged(tmp_path, make())
+    folder = dataset(tmp_path / "data", f"one|{TEXT}\n")
+    (folder / "wavs/one.wav").write_bytes(make())
+    result = check_dataset(folder, RULES, tmp_path / "run")
     (refusal,) = result.refused
     assert not result.kept
     assert (refusal.id, refusal.line, refusal.file) == ("one", 1, "metadata.csv")
@@ -44,22 +38,15 @@ def test_every_unusable_recording_names_line_reason_and_fix(tmp_path, kind):
 
 def test_the_report_is_the_same_as_the_files_on_disk(tmp_path):
     result = check_dataset(many(tmp_path / "data", 18, 2), RULES, tmp_path / "run")
-    lines = lambda name: (tmp_path / "run" / name).read_text(encoding="utf-8").splitlines()  # noqa: E731
-    assert [json.loads(line)["line"] for line in lines("ledger.jsonl")] == [19, 20]
+    rejected, warned = (
+        (tmp_path / "run" / name).read_text(encoding="utf-8").splitlines()
+        for name in ("ledger.jsonl", "warnings.jsonl")
+    )
+    assert [json.loads(line)["line"] for line in rejected] == [19, 20]
     assert read_manifest(tmp_path / "run") == result.kept and len(result.kept) == 18
-    assert len(lines("warnings.jsonl")) == len(result.warned)
+    assert len(warned) == len(result.warned)
     assert result.measures[result.kept[0].audio].snr_db > 20 and len(result.measures) == 18
     assert list(by_kind(result.refused)) == ["missing"]
-
-
-def test_too_much_rejected_stops_but_the_data_report_is_there(tmp_path):
-    folder = many(tmp_path / "data", 18, 2)
-    with pytest.raises(DatasetError, match=r"(?s)10\.0 % .*ledger.jsonl\. Fix them"):
-        usable(folder, RULES, tmp_path / "run")
-    assert (tmp_path / "run" / "ledger.jsonl").read_text(encoding="utf-8").count("\n") == 2
-    config = dataclasses.replace(RULES, max_rejected_percent=10.1)
-    kept, refused = usable(folder, config, tmp_path / "run")
-    assert (len(kept), len(refused)) == (18, 2) and read_manifest(tmp_path / "run") == kept
 
 
 def test_recordings_in_a_runs_folder_move_with_it(tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ import unicodedata
 from pathlib import Path
 
 import pytest
-from folders import CSV, SPLIT_OF, TEXTS, TWO, folder_of, lines, parts, read, wavs
+from folders import CSV, SPLIT_OF, TEXTS, TWO, folder_of, lines, parts, read, require_rows, wavs
 
 from kit.audio.container import SUFFIXES
 from kit.base.errors import DatasetError
@@ -105,26 +105,8 @@ def test_an_id_finds_every_format_that_can_be_read(tmp_path):
 
 def test_paths_start_from_wavs_the_table_or_the_folder_above(tmp_path):
     table = "name,speaker,text\n" + lines("s{n}/c{i},{s},{t}")
-    folder = folder_of(tmp_path, wavs_of_two(), **{"filelists/all.csv": table})
-    result = read(folder)
-    assert [Path(row.audio) for row in result.rows] == [folder / name for name in wavs_of_two()]
-    assert [row.speaker for row in result.rows] == TWO
-    (tmp_path / "filelists/all.csv").rename(tmp_path.parent / f"{tmp_path.name}.csv")
-    away = tmp_path.parent / f"{tmp_path.name}.csv"
-    assert not read(away).rows and len(read(away, audio_root=str(folder)).rows) == 10
-
-
-def wavs_of_two() -> list[str]:
-    return [f"wavs/s{i % 2}/c{i}.wav" for i in range(10)]
-
-
-def test_linked_folders_are_read_and_circles_left(tmp_path):
-    table = "path,text\n" + lines("x/c{i},{t}")
-    folder = folder_of(tmp_path / "mine", [], **{"audio/list.csv": table})
-    folder_of(tmp_path / "away", wavs(pattern="c{}.wav"))
-    (folder / "audio" / "x").symlink_to(tmp_path / "away")
-    (tmp_path / "away" / "circle").symlink_to(tmp_path / "away")
-    assert len(read(folder).rows) == 10
+    recordings = [f"wavs/s{i % 2}/c{i}.wav" for i in range(10)]
+    require_rows(tmp_path, recordings, {"filelists/all.csv": table}, TWO)
 
 
 def test_names_of_splits():
