@@ -198,10 +198,8 @@ class Conditioner(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.init = nn.Conv1d(config.n_mels, config.width, 1)
-        heads = config.heads
-        self.blocks = nn.Sequential(
-            *(CondBlock(config.width, heads) for _ in range(config.cond_blocks))
-        )
+        blocks = (CondBlock(config.width, config.heads) for _ in range(config.cond_blocks))
+        self.blocks = nn.Sequential(*blocks)
         self.latents = nn.Parameter(torch.randn(config.latents, config.width) * 0.02)
         self.layers = nn.ModuleList(PerceiverLayer(config) for _ in range(config.perceiver_layers))
         self.gamma = nn.Parameter(torch.ones(config.width))

@@ -8,8 +8,6 @@ from IPython.display import display
 from kit.notebook.train_panel import Clicks
 from kit.notebook.widgets import Panel, button
 
-COUNTDOWN_S = 20.0
-
 
 class Question(Panel):
     """`text` above a button for each of `answers`, by name: its label.
@@ -18,11 +16,7 @@ class Question(Panel):
     """
 
     def __init__(
-        self,
-        text: str,
-        answers: dict[str, str],
-        default: str = "",
-        countdown_s: float = COUNTDOWN_S,
+        self, text: str, answers: dict[str, str], default: str = "", countdown_s: float = 20.0
     ):
         self.default = default
         self.answers = answers
