@@ -219,17 +219,17 @@ def test_the_model_is_left_as_it_was(weights):
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 
 
-@pytest.mark.parametrize(("weights", "value"), [("fp32", float("nan")), ("int8", float("inf"))])
-def test_damaged_weights_are_reported_at_once(weights, value):
-    damaged = tiny_model()
-    damaged.code_position.weight.data[3, 3] = value
-    with pytest.raises(SpeechError, match=r"code_position.* is not finite.* earlier checkpoint"):
-        Decoder(damaged, weights)
+DAMAGED = "code_position.* is not finite.* earlier checkpoint"
+REFUSED = [("fp32", float("nan"), DAMAGED), ("int8", float("inf"), DAMAGED)]
+REFUSED += [("int5", 0.0, "'int5'.*`int8`")]
 
 
-def test_an_unknown_format_names_the_nearest():
-    with pytest.raises(SpeechError, match=r"'int5'.*`int8`"):
-        Decoder(tiny_model(), "int5")
+@pytest.mark.parametrize(("weights", "value", "facts"), REFUSED)
+def test_damaged_weights_and_unknown_formats_are_refused(weights, value, facts):
+    model = tiny_model()
+    model.code_position.weight.data[3, 3] = value
+    with pytest.raises(SpeechError, match=facts):
+        Decoder(model, weights)
 
 
 @pytest.mark.long

@@ -41,10 +41,10 @@ def folder(voice, tmp_path):
     return export_voice(voice, tmp_path / "voice", "fp32", OWN)
 
 
-def codes(voice: Voice, decoder: Decoder | None = None) -> list[list[int]]:
+def codes(voice: Voice, decoder: Decoder) -> list[list[int]]:
     ids = [voice.ids(line) for line in LINES]
     cond = torch.stack([voice.reference("brook")] * len(ids))
-    spoken = generate(decoder or Decoder(voice.model), ids, cond, GREEDY)
+    spoken = generate(decoder, ids, cond, GREEDY)
     assert len({tuple(row.codes.tolist()) for row in spoken}) > 1
     return [row.codes.tolist() for row in spoken]
 

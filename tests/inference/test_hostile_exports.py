@@ -186,9 +186,7 @@ REFERENCES = [
     ({"alma": torch.zeros(80), "pieces": {}}, "reference of 'alma' has shape"),
     ({"../x": torch.zeros(3000, 4), "pieces": {}}, "reference of '../x' has shape"),
     ({"front_end": FRONT_END | {"n_fft": 2**20}}, r"MelConfig\.n_fft = \d+: must lie in"),
-    ({"front_end": FRONT_END | {"n_mels": 32_769, "n_fft": 65_536}}, r"MelConfig\.n_fft = \d+: mu"),
     ({"front_end": FRONT_END | {"sample_rate": 10**9}}, r"\.sample_rate = \d+: must lie in"),
-    ({"front_end": {"n_mels": 40}}, "40 mels of their front end.*expects 80"),
 ]
 
 

@@ -1,6 +1,5 @@
 """A question is answered by a click or, where it has a default, after a countdown."""
 
-import os
 import threading
 import time
 
@@ -40,22 +39,21 @@ def test_a_click_answers_and_without_a_default_nothing_else_does(shown, default)
     assert question.answer == "tea", "the first click counts"
 
 
-CELL = """
-import sys; sys.path[:0] = {paths!r}.split({separator!r})
+CELL = f"""
 from kit.notebook.question import Question
-print(Question("Which?", {answers!r}).ask())
+print(Question("Which?", {ANSWERS!r}).ask())
 """
 
 
 @pytest.mark.long
-def test_a_click_reaches_the_cell_that_waits_for_it():
+def test_a_click_reaches_the_cell_that_waits_for_it(monkeypatch):
     """In a real kernel, which handles no message of the page while a cell runs."""
-    source = CELL.format(paths=python_path(__file__), separator=os.pathsep, answers=ANSWERS)
+    monkeypatch.setenv("PYTHONPATH", python_path(__file__))
     manager, client = start_new_kernel(kernel_name="python3")
     printed = ""
     buttons = {}  # comm ids by label
     try:
-        client.execute(source)
+        client.execute(CELL)
         while "\n" not in printed:
             message = client.get_iopub_msg(timeout=120)
             content = message["content"]
