@@ -65,13 +65,13 @@ def code_logits(model, *row) -> Tensor:
 
 
 def mean_log_prob(logits: Tensor, row) -> float:
-    """Of the codes of `row`, by what was expected at each; START is ruled out."""
+    """Of the codes of `row`, by the logits at each; START is ruled out."""
     logits[:, GPT.start_code] = float("-inf")
-    said = torch.tensor([*row.codes, GPT.stop_code])[: len(row.codes) + row.stopped, None]
-    return logits.log_softmax(-1)[: len(said)].gather(1, said).mean().item()
+    codes = torch.tensor([*row.codes, GPT.stop_code])[: len(row.codes) + row.stopped, None]
+    return logits.log_softmax(-1)[: len(codes)].gather(1, codes).mean().item()
 
 
-def test_guidance_leans_to_the_text_away_from_no_text(model):
+def test_guidance_is_the_logits_with_text_away_from_those_without(model):
     # The training path's own choice: cond_logits + (scale - 1) * (cond_logits - uncond_logits).
     texts, cond = requests(4)
     config = dataclasses.replace(GREEDY, guidance_scale=3.0)
@@ -81,15 +81,15 @@ def test_guidance_leans_to_the_text_away_from_no_text(model):
         codes = row.codes.tolist()
         cond_logits = code_logits(model, text, codes, mel)
         uncond_logits = code_logits(model, [], codes, mel)
-        leaning = cond_logits + 2.0 * (cond_logits - uncond_logits)
-        leaning[:, GPT.start_code] = float("-inf")
-        chosen = leaning.argmax(-1).tolist()
+        guided = cond_logits + 2.0 * (cond_logits - uncond_logits)
+        guided[:, GPT.start_code] = float("-inf")
+        chosen = guided.argmax(-1).tolist()
         assert chosen[: len(codes)] == codes and (chosen[-1] == GPT.stop_code) == row.stopped
         # Its likelihood is computed without guidance.
         assert row.log_prob == pytest.approx(mean_log_prob(cond_logits, row), rel=1e-3)
 
 
-def test_a_model_that_always_had_a_text_speaks_without_guidance(model):
+def test_a_model_trained_without_text_dropout_has_no_guidance(model):
     untaught = copy.deepcopy(model)
     untaught.config = dataclasses.replace(model.config, text_dropout=0.0)
     wanted = plain(generate(model, *requests(), SAMPLED))
@@ -105,7 +105,7 @@ def test_a_seed_decides_every_code_and_the_global_generator_is_left_alone(model)
     assert one != plain(generate(model, *requests(), dataclasses.replace(SAMPLED, seed=4)))
 
 
-def test_a_readings_log_probability_is_the_training_paths_own(model):
+def test_log_probabilities_are_those_of_training(model):
     texts, cond = requests(8)
     rows = generate(model, texts, cond, dataclasses.replace(SAMPLED, top_k=5))
     assert any(row.stopped for row in rows)
@@ -133,7 +133,7 @@ def hesitant(model):
 HOT = dataclasses.replace(SAMPLED, temperature=32.0, max_codes_per_text_id=0, retries=9)
 
 
-def test_a_reading_that_was_cut_is_read_again_cooler(hesitant):
+def test_a_truncated_text_is_generated_again_at_a_lower_temperature(hesitant):
     texts, cond = requests()
     first = generate(hesitant, texts, cond, dataclasses.replace(HOT, retries=0))
     found = generate(hesitant, texts, cond, HOT)
@@ -147,7 +147,7 @@ def test_a_reading_that_was_cut_is_read_again_cooler(hesitant):
     assert plain(alone) == plain(found)
 
 
-def test_a_row_says_whether_it_ended_or_was_cut(model):
+def test_a_row_says_whether_it_ended_or_was_truncated(model):
     texts, cond = requests()
     config = dataclasses.replace(GREEDY, max_codes_per_text_id=0.5)
     for row in generate(with_stop(model, 1e4), texts, cond, GREEDY):
@@ -179,7 +179,7 @@ def test_what_does_not_fit_names_the_limit(model, texts, over, facts):
         generate(model, texts, torch.randn(2, 8, 5), dataclasses.replace(GREEDY, **over))
 
 
-def test_numbers_that_outgrow_their_format_are_reported(model):
+def test_activations_that_overflow_are_reported(model):
     huge = with_stop(model, 0.0)
     huge.gpt.h[0].mlp.c_proj.bias.data[3] = 1e6  # no fp16 number, a sound bf16 one
     generate(Decoder(huge, weights="bf16"), *requests(2), GREEDY)
@@ -192,7 +192,7 @@ PACED = dataclasses.replace(SAMPLED, max_codes_per_text_id=0.5, top_k=7)
 CONFIGS = [GREEDY, GenerateConfig(), SAMPLED, PENALIZED, MANY, GUIDED, EXACT, PACED]
 
 
-def test_graphs_that_sample_say_the_same(model, monkeypatch):
+def test_graphs_that_sample_give_the_same_codes(model, monkeypatch):
     # What CUDA graphs replay, step by step on the CPU: positions as tensors, one cache for all.
     monkeypatch.setattr("kit.inference.decoder_steps.BUCKET", 16)
     decoder = graphed(model, monkeypatch, states=True)
@@ -211,7 +211,7 @@ def test_graphs_that_sample_say_the_same(model, monkeypatch):
 
 
 @pytest.mark.parametrize("before", [0, 1])
-def test_a_graph_that_cannot_be_captured_ends_no_text(model, before, monkeypatch):
+def test_a_failed_capture_falls_back_to_eager_steps(model, before, monkeypatch):
     monkeypatch.setattr("kit.inference.decoder_steps.BUCKET", 16)
 
     def capture(work, undo, pool):
@@ -263,7 +263,7 @@ def short_of_memory(decoder, most: int, monkeypatch) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize(("graphs", "config"), [(False, MANY), (True, GREEDY), (True, GUIDED)])
-def test_out_of_memory_the_batch_is_halved_and_spoken_again(model, graphs, config, monkeypatch):
+def test_out_of_memory_the_batch_is_halved_and_decoded_again(model, graphs, config, monkeypatch):
     decoder = graphed(model, monkeypatch) if graphs else Decoder(model)
     texts, cond = requests(6)
     wanted = plain(generate(model, texts, cond, config))
@@ -348,7 +348,7 @@ def test_drawing_follows_the_probabilities(config):
     assert torch.allclose(shares, filtered(logits, config)[0].softmax(0), atol=0.015)
 
 
-def test_a_text_that_outgrew_the_format_spoils_no_other(model, monkeypatch):
+def test_an_overflow_leaves_nothing_in_the_cache_for_the_next_text(model, monkeypatch):
     # Graphs look at all of a cache, what the text before left there too.
     decoder, (texts, cond) = graphed(model, monkeypatch), requests(2)
     wanted = plain(generate(decoder, texts, cond, GREEDY))
