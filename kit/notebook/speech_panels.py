@@ -195,9 +195,8 @@ class ProofreadPanel(Panel):
         if self.number == len(self.clips):  # the second click of a double one on the last clip
             return
         with self.errors_as_sentences():
-            result = work()
+            self.say(work())
             self.number += 1
-            self.status.value = message(result, "info")
             self.show()
 
     def show(self) -> None:

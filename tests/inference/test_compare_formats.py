@@ -46,7 +46,7 @@ def trained(model, row: formats.RecordedExample) -> torch.Tensor:
     return model.code_head(training_states(model, *row))
 
 
-def test_costs_are_the_count_by_hand(model, rows):
+def test_differences_of_logits_are_counted_by_hand(model, rows):
     other = tiny_model().eval()  # the same trunk, another head
     other.code_head.weight.data *= 20
     other.code_head.weight.data += 0.2 * torch.randn_like(other.code_head.weight)
@@ -82,7 +82,7 @@ def result(name: str, codes_per_s: float, agreement: float = 1, cer: float = 0.1
     return FormatResult(**unused | figures | {"name": name})
 
 
-def test_the_fastest_that_says_the_same_is_chosen_and_faster_ones_are_reported():
+def test_the_fastest_format_that_agrees_is_chosen_and_faster_ones_are_reported():
     fp32, slower, fast = result("fp32", 500), result("bf16", 700), result("int8", 900, 0.99)
     wild = result("int8-weight-only", 1000, 0.94, cer=0.2)
     assert formats.choose_format([fp32, fast, slower]) == (fast, "")
@@ -92,7 +92,7 @@ def test_the_fastest_that_says_the_same_is_chosen_and_faster_ones_are_reported()
 
 
 @torch.inference_mode()
-def test_the_cache_by_hand_of_notebook_04_gives_the_logits_of_training(model, rows):
+def test_the_kv_cache_of_notebook_04_gives_the_logits_of_training(model, rows):
     path = Path(__file__).parents[2] / "notebooks" / "04_inference.ipynb"
     cells = {cell.id: cell.source for cell in nbformat.read(path, nbformat.NO_CONVERT).cells}
     decoder = Decoder(model)

@@ -72,7 +72,7 @@ IDS = {"start_text_id": 3, "stop_text_id": 0, "start_code_id": 5, "stop_code_id"
 
 
 @pytest.mark.parametrize("ids", [{}, IDS])
-def test_every_step_is_the_training_paths(ids):
+def test_every_step_gives_the_logits_of_training(ids):
     model = loud(**ids)
     wanted, found = trained(model, *rows()), decoded(Decoder(model), *rows())
     assert wanted.abs().max() > 1  # or the tolerance would say nothing
@@ -94,7 +94,7 @@ def test_a_row_is_the_same_alone_and_among_longer_ones(model, weights):
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_attention_made_for_the_compiler_is_the_same(masked):
+def test_attention_for_the_compiler_is_pytorchs(masked):
     draw = partial(torch.randn, generator=torch.Generator().manual_seed(0))
     q, k, v = draw(2, 4, 1, 64), *draw(2, 2, 4, 110, 64)
     mask = torch.where(draw(2, 1, 1, 110) > 1, float("-inf"), 0.0) if masked else None
@@ -102,7 +102,7 @@ def test_attention_made_for_the_compiler_is_the_same(masked):
     torch.testing.assert_close(torch.compile(attend, backend="eager")(q, k, v, mask), wanted)
 
 
-def test_one_cache_serves_graphs_of_every_batch_size(model, monkeypatch):
+def test_graphs_of_every_batch_size_share_one_cache(model, monkeypatch):
     """What a text left in it changes nothing; a larger batch drops it and its graphs."""
     decoder, eager = graphed(model, monkeypatch), Decoder(model)
     for seed in (1, 2, 1):
@@ -158,7 +158,7 @@ def test_a_compiled_step_is_the_eager_one(one_layer, compiler):
 
 
 @pytest.mark.long
-def test_where_the_compiler_fails_steps_run_without_it(one_layer, compiler):
+def test_if_the_compiler_fails_steps_run_without_it(one_layer, compiler):
     decoder, (texts, _, cond) = Decoder(one_layer, compile=True), rows(3)
     wanted = said(Decoder(one_layer), texts, cond)
     with torch._inductor.config.patch({"cpp.cxx": ("/no/such/compiler",)}):
@@ -168,7 +168,7 @@ def test_where_the_compiler_fails_steps_run_without_it(one_layer, compiler):
 
 
 @torch.inference_mode()
-def test_who_speaks_beside_a_graph_spoils_no_step_of_it(model, monkeypatch):
+def test_another_text_decoded_meanwhile_changes_no_step(model, monkeypatch):
     decoder, request = graphed(model, monkeypatch), rows(2)
     single = [tuple(part[i : i + 1] for part in request) for i in (0, 1)]
     alone = [decoded(Decoder(model), *each) for each in single]
@@ -200,7 +200,7 @@ def test_cuda_graphs_compute_what_eager_steps_do_in_any_thread(weights):
     assert "not compiled" not in decoder.ran and "no CUDA graph" not in decoder.ran
 
 
-def test_without_a_compiler_it_is_the_decoder_of_eager_steps(model, monkeypatch):
+def test_without_a_compiler_steps_are_eager(model, monkeypatch):
     monkeypatch.setenv("PATH", "")
     eager, decoder = Decoder(model), Decoder(model, compile=True)
     assert decoder.ran == f"{eager.ran}; not compiled: no C++ compiler (install g++)"
@@ -210,7 +210,7 @@ def test_without_a_compiler_it_is_the_decoder_of_eager_steps(model, monkeypatch)
 
 
 @pytest.mark.parametrize("weights", ["fp32", "bf16", "int8", "int8-weight-only"])
-def test_the_model_is_left_as_it_was(weights):
+def test_the_model_is_not_changed(weights):
     model = tiny_model().train()
     before = copy.deepcopy(model.state_dict())
     decoded(Decoder(model, weights=weights), *rows())
@@ -241,7 +241,7 @@ def test_two_threads_may_speak_while_one_compiles(one_layer, compiler):
             assert asked.result() == wanted
 
 
-def test_where_triton_fails_plain_steps_are_captured(model, monkeypatch):
+def test_if_triton_fails_plain_steps_are_captured(model, monkeypatch):
     errors = pytest.importorskip("triton.runtime.errors")
     settings = []
 

@@ -84,7 +84,7 @@ def recordings(voice: Voice) -> list[tuple[str, str, torch.Tensor]]:
     return [(*names, 0.1 * torch.randn(4000 + 100 * i)) for i, names in enumerate(named)]
 
 
-def test_it_is_the_models_own_loss_whatever_is_read_together(two_speakers):
+def test_a_speakers_loss_is_between_those_of_its_recordings(two_speakers):
     rows = recordings(two_speakers)
     together = loss_by_speaker(two_speakers, rows)
     assert list(together) == two_speakers.speakers == ["alma", "brook"]
@@ -102,7 +102,7 @@ def test_a_voice_that_ignores_the_reference_is_reported(two_speakers):
         assert found.own == pytest.approx(found.other, rel=1e-6) and not found.uses_reference
 
 
-def test_it_is_the_divergence_of_what_they_expect_at_every_code():
+def test_forgetting_is_the_divergence_at_every_code():
     base = tiny_model()
     base.code_head.weight.data *= 20  # or every code is as likely as every other
     other = copy.deepcopy(base)
@@ -152,7 +152,7 @@ def test_punctuation_is_no_error_and_silence_leaves_all_out():
     assert align_words("", "") == []
 
 
-def test_the_word_that_is_wrong_most_often_comes_first():
+def test_the_word_with_most_errors_comes_first():
     pairs = align_words("two apples and two pears", "two apples and ten pears")
     pairs += align_words("two plums", "plums")
     first, *others = evaluate.word_stats(pairs)

@@ -62,7 +62,7 @@ WRONG += [("texts", ["ሰላም", "!?…።"], ""), ("texts", ["hello"], "")]
 
 
 @pytest.mark.parametrize(("name", "value", "fault"), WRONG)
-def test_what_does_not_go_together_is_reported(voice, name, value, fault):
+def test_wrong_texts_and_speakers_are_refused(voice, name, value, fault):
     with pytest.raises(SpeechError, match=fault):
         voice.speak(**{"texts": ["ሰላም"], "speakers": "voice0", "config": SHORT} | {name: value})
 
@@ -71,7 +71,7 @@ def long_text(sentences: int = 3) -> str:
     return "። ".join(texts(sentences)) + "።"
 
 
-def test_a_long_text_is_said_in_parts_of_the_length_it_was_trained_on(voice):
+def test_a_long_text_is_split_into_parts_of_the_length_of_the_recordings(voice):
     (whole,) = voice.speak([long_text()], "voice0", SHORT)
     assert [part.rstrip("።") for part in whole.parts] == texts(3)
     alone = voice.speak(list(whole.parts), "voice0", SHORT)
@@ -83,7 +83,7 @@ def test_a_long_text_is_said_in_parts_of_the_length_it_was_trained_on(voice):
     assert len(parts) > 3 and all(len(short.ids(p.text)) <= 6 for p in parts)
 
 
-def test_a_reading_much_slower_than_the_recordings_is_cut(voice):
+def test_speech_much_slower_than_the_recordings_is_truncated(voice):
     slow = biased(voice, -1e4, habits=Habits(pace=2.0))
     text = texts(1)[0]
     strict = GenerateConfig(temperature=0, max_codes_per_text_id=1.0)
@@ -104,7 +104,7 @@ STREAMED = GenerateConfig(temperature=0.7, seed=2, exact_codes=90)
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_pieces_of_a_stream_are_the_whole(voice, count):
+def test_chunks_of_a_stream_join_to_the_whole(voice, count):
     text = long_text(count)
     pieces = collected(voice.stream(text, "voice1", STREAMED))
     (whole,) = voice.speak([text], "voice1", STREAMED)

@@ -41,7 +41,7 @@ def texts(count: int) -> list[str]:
     return [row.text for row in manifest() if row.split == "train"][:count]
 
 
-def test_a_voice_survives_the_disk(voice, folder):
+def test_a_saved_voice_speaks_as_before(voice, folder):
     again = load_voice(folder)
     assert again.speakers == voice.speakers and not again.model.training
     one, two = (v.speak(texts(3), "voice2", SHORT) for v in (voice, again))
@@ -67,7 +67,7 @@ def test_a_missing_or_cut_or_damaged_file_is_named(folder, name):
         load_voice(folder)
 
 
-def test_a_run_without_an_average_has_one_voice(folder):
+def test_a_run_without_ema_has_one_voice(folder):
     (folder / "model-ema.safetensors").rename(folder / "model-raw.safetensors")
     assert list(load_voices(folder)) == ["raw"]
     with pytest.raises(KitError, match=r"model-ema\.safetensors.*02_train"):
@@ -149,7 +149,7 @@ def configure(path, **over) -> None:
     path.write_bytes(file_bytes(tensors, header))
 
 
-def test_references_say_what_made_them(folder):
+def test_references_store_their_front_end(folder):
     path = folder / "references.safetensors"
     mels = {"a": torch.randn(80, 20)}
     save_references(mels, path, front_end=MelConfig(hop_length=128))

@@ -42,7 +42,7 @@ def test_the_published_size_has_the_published_number_of_parameters():
     assert count_parameters(XTTS_V2) == 441_018_563
 
 
-def test_the_attention_that_is_looked_at_is_the_one_that_works():
+def test_attention_weights_are_those_of_the_layers():
     model, batch = tiny_model(dropout=0.5), pack(GPT, *rows())
     weights = model.attention(batch)
     assert not model.training, "without dropout"
@@ -108,7 +108,7 @@ def test_counts_are_of_real_tokens(stop):
     assert batch.tokens == sum(len(t) + 1 + stop + len(c) + 4 for t, c in zip(texts, codes))
 
 
-def test_any_number_of_targets_is_read_off_in_few_shapes_and_counts_as_it_is():
+def test_losses_of_any_number_of_targets_need_few_shapes():
     torch.manual_seed(0)
     head, shapes = nn.Linear(8, 5), set()
     head.register_forward_hook(lambda layer, inputs, logits: shapes.add(logits.shape))
@@ -131,7 +131,7 @@ def test_the_first_loss_is_that_of_guessing():
     assert per_code == pytest.approx(np.log(500), rel=0.02)
 
 
-def test_a_row_without_text_stop_is_the_row_in_which_nobody_sees_it():
+def test_a_row_without_text_stop_is_one_in_which_it_is_masked():
     model = tiny_model(text_stop_input=False)
     texts, codes, cond = rows(1)
     with_stop = pack(dataclasses.replace(GPT, text_stop_input=True), texts, codes, cond)
@@ -201,7 +201,7 @@ def test_text_and_reference_reach_the_codes():
         assert not torch.allclose(before, code_logits(model, pack(GPT, *changed))[0, -1], atol=1e-5)
 
 
-def test_padding_and_other_rows_change_nothing():
+def test_logits_do_not_depend_on_padding_and_other_rows():
     model, (texts, codes, cond) = tiny_model(), rows(5)
     together = code_logits(model, pack(GPT, texts, codes, cond, pad_to=60))
     for i in range(5):
@@ -250,7 +250,7 @@ def packed_by_hand(config: GPTConfig, texts, codes, width: int) -> dict[str, lis
 
 @pytest.mark.parametrize("stop", [True, False])
 @pytest.mark.parametrize(("stop_targets", "width"), [(1, 60), (4, 60), (4, 70)])
-def test_packed_rows_are_the_sequence_written_out(stop, stop_targets, width):
+def test_packed_rows_are_those_of_plain_loops(stop, stop_targets, width):
     config = dataclasses.replace(GPT, text_stop_input=stop, stop_targets=stop_targets)
     texts, codes, cond = rows(5)
     texts[0] = codes[1] = []
@@ -261,7 +261,7 @@ def test_packed_rows_are_the_sequence_written_out(stop, stop_targets, width):
         assert {name: getattr(batch, name).tolist() for name in wanted} == wanted
 
 
-def test_start_and_stop_stand_where_the_configuration_says():
+def test_start_and_stop_ids_are_those_of_the_configuration():
     ids = {"start_text_id": 7, "stop_text_id": 0, "start_code_id": 3, "stop_code_id": 31}
     config = dataclasses.replace(GPT, **ids)
     batch = pack(config, [[5, 6]], [[1, 2]], torch.zeros(1, 8, 4))

@@ -35,7 +35,7 @@ def adapted(model: SpeechGPT, lora: LoRAConfig = SMALL) -> SpeechGPT:
     return model
 
 
-def test_an_adapter_begins_as_nothing():
+def test_a_new_adapter_changes_no_loss():
     model = tiny_model()
     before = [float(loss.detach()) for loss in model(batch())]
     add_adapters(model, SMALL)
@@ -43,7 +43,7 @@ def test_an_adapter_begins_as_nothing():
 
 
 @pytest.mark.parametrize("targets", [("attn.c_attn",), SMALL.targets], ids=str)
-def test_merged_it_does_the_same_under_the_names_of_its_base(targets):
+def test_a_merged_model_has_the_same_losses_and_the_names_of_its_base(targets):
     model = adapted(tiny_model(), dataclasses.replace(SMALL, targets=targets)).eval()
     plain = merged(model)
     assert plain.state_dict().keys() == SpeechGPT(GPT).state_dict().keys()
@@ -68,7 +68,7 @@ def travelled(tmp_path):
     return base, model, path
 
 
-def test_adapters_alone_make_a_whole_voice_of_their_base(travelled):
+def test_saved_adapters_restore_the_model_from_its_base(travelled):
     base, model, path = travelled
     before = copy.deepcopy(base.state_dict())
     found = load_adapters(path, base)
@@ -109,7 +109,7 @@ def test_a_damaged_or_missing_file_says_what_is_wrong(travelled, tmp_path):
         load_adapters(tmp_path / "none.safetensors", base)
 
 
-def test_merging_leaves_the_model_as_it_was_and_a_plain_one_is_itself():
+def test_merging_changes_no_model_and_returns_a_plain_one_itself():
     model, plain = adapted(tiny_model()), tiny_model()
     before = copy.deepcopy(model.state_dict())
     merged(model)

@@ -34,7 +34,7 @@ def written_out(model: SpeechGPT, texts: list, codes: list, cond: torch.Tensor) 
 
 
 @pytest.mark.parametrize("shape", [{}, {"text_stop_input": False}, {"stop_targets": 1}], ids=str)
-def test_it_is_how_far_a_head_looks_from_the_diagonal(shape):
+def test_the_loss_is_the_distance_from_the_diagonal(shape):
     model = tiny_model(**shape)
     rows = random_rows(model.config, 3)
     batch = pack(model.config, *rows, pad_to=60)
@@ -43,7 +43,7 @@ def test_it_is_how_far_a_head_looks_from_the_diagonal(shape):
     assert model(batch, width)[2].item() == pytest.approx(written_out(model, *rows), rel=1e-4)
 
 
-def test_without_it_nothing_changes():
+def test_it_changes_no_other_loss():
     model = tiny_model()
     batch = pack(GPT, *random_rows(GPT, 3))
     plain = model(batch)
@@ -58,7 +58,7 @@ def state(config: TrainConfig, **switches) -> Trainer:
 
 
 @pytest.mark.parametrize("switch", ["", "sdpa", "gradient_checkpointing", "ema"])
-def test_passes_and_switches_leave_it_where_it_was(switch):
+def test_losses_do_not_depend_on_passes_and_switches(switch):
     switches = {switch: True} if switch else {}
     guided = dataclasses.replace(TRAIN, max_steps=3, guided_attention_weight=1.0)
     rows = random_rows(GPT, 8)
@@ -100,7 +100,7 @@ def trained_with(guide: float) -> SpeechGPT:
 
 
 @pytest.mark.long
-def test_a_head_follows_the_text_sooner_and_it_is_the_one_that_was_shown(monkeypatch):
+def test_guided_attention_makes_a_head_follow_the_text(monkeypatch):
     models = {guide: trained_with(guide) for guide in (1.0, 0.0)}
     unlearnt = [spelt(1, seed).micro[0] for seed in (1000, 1001)]
     found = {guide: float(diagonality(best_map(m, unlearnt[0]))) for guide, m in models.items()}

@@ -93,7 +93,7 @@ def test_progress_of_hours_is_a_few_short_lines(now, capsys):
         (None, {"note": "no better"}, False, ("(no better)",)),
     ],
 )
-def test_how_a_training_ended(error, row, stopping, facts):
+def test_the_verdict_says_how_a_training_ended(error, row, stopping, facts):
     row = row if row is None else {"step": 3, "steps": 9, "loss": 1.5} | row
     text = verdict(error, row, stopping, 65.0)[0]
     assert all(fact in text for fact in facts)
