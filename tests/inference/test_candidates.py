@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import random
 
 import pytest
 import torch
@@ -27,14 +28,12 @@ PARTS = {"codec.safetensors": "a", "tokenizer.model": "b"}
 
 def spoken(count: int, seed: int) -> tuple[list[torch.Tensor], list[str]]:
     """Codes and texts: each letter for two to four codes, of the two that mean it."""
-    random = torch.Generator().manual_seed(seed)
+    rng = random.Random(seed)
     codes, texts = [], []
     for _ in range(count):
-        drawn = torch.randint(len(LETTERS), (6,), generator=random).tolist()
-        letters = [letter for letter, _ in itertools.groupby(drawn)]
-        times = torch.randint(1, 4, (len(letters),), generator=random).tolist()
-        pairs = [[n, n + len(LETTERS)][:two] * 2 for n, two in zip(letters, times)]
-        codes.append(torch.tensor(list(itertools.chain(*pairs))))
+        letters = [n for n, _ in itertools.groupby(rng.choices(range(6), k=6))]
+        row = [n + rng.choice((0, 6)) for n in letters for _ in range(rng.randint(2, 4))]
+        codes.append(torch.tensor(row))
         texts.append("".join(LETTERS[n] for n in letters))
     return codes, texts
 
@@ -146,10 +145,10 @@ def score_by_hand(attention: torch.Tensor) -> float:
 
 
 def test_the_best_path_is_the_best_of_all_paths():
-    random = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
     lengths = torch.tensor([7, 4, 6, 3, 3])
     tokens = torch.tensor([4, 4, 2, 1, 4])  # the last has too few codes for its tokens
-    attention = torch.rand(5, 7, 4, generator=random)
+    attention = torch.rand(5, 7, 4)
     attention *= torch.arange(4) >= 4 - tokens[:, None, None]
     scores = candidates.best_path_scores(attention, tokens, lengths)
     by_hand = [score_by_hand(attention[i, : lengths[i], 4 - tokens[i] :]) for i in range(5)]

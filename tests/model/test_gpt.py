@@ -91,10 +91,9 @@ def test_the_causal_mask_within_the_matmul_changes_no_bit():
     attention_weights(q.requires_grad_(), k, is_causal=True).sum().backward()
 
 
-@pytest.mark.parametrize("attend", [F.scaled_dot_product_attention, explicit_attention])
-def test_dropout_of_attention_keeps_the_mean(attend):
+def test_dropout_of_attention_keeps_the_mean():
     q = torch.randn(1, 2, 400, 8)
-    y = attend(q, q, torch.ones_like(q), dropout_p=0.5, is_causal=True)
+    y = explicit_attention(q, q, torch.ones_like(q), dropout_p=0.5, is_causal=True)
     assert y.mean().item() == pytest.approx(1, abs=0.05)
 
 

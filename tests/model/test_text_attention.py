@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import random
 
 import pytest
 import torch
@@ -79,12 +80,10 @@ def test_it_fades_and_the_reported_loss_is_the_models_own():
 
 def spelt(count: int, seed: int) -> EffectiveBatch:
     """Rows whose codes say each of their text ids three times, in order."""
-    random = torch.Generator().manual_seed(seed)
-    texts = [
-        torch.randint(0, GPT.text_vocab - 2, (length,), generator=random).tolist()
-        for length in torch.randint(4, 11, (count,), generator=random).tolist()
-    ]
-    codes = [[piece for piece in text for _ in range(3)] for text in texts]
+    rng = random.Random(seed)
+    ids = range(GPT.text_vocab - 2)
+    texts = [rng.choices(ids, k=rng.randint(4, 10)) for _ in range(count)]
+    codes = [[text_id for text_id in text for _ in range(3)] for text in texts]
     batch = pack(GPT, texts, codes, torch.zeros(count, GPT.n_mels, 12))
     return EffectiveBatch(micro=[batch], position={})
 

@@ -1,6 +1,7 @@
 """Progress of long work and of a training: share, pace, time left, not too many lines."""
 
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -40,19 +41,16 @@ def test_a_program_gets_a_line_every_five_seconds_and_the_last(now, capsys):
 
 
 def test_a_person_gets_one_line_rewritten_in_place(now, monkeypatch):
-    shown = []
-
-    def display(data, **_):
-        shown.append(data["text/plain"])
-        return SimpleNamespace(update=display)
-
+    display = Mock()
     monkeypatch.setattr("kit.notebook.progress.display", display)
     tick = Ticker("spoken")
     tick.plain = False
     for done in range(1, 11):
         now.s += 1
         tick(done, 10)
-    assert len(shown) == 10 and shown[-1].startswith("spoken: 10 of 10")
+    update = display.return_value.update
+    assert (display.call_count, update.call_count) == (1, 9)
+    assert update.call_args.args[0]["text/plain"].startswith("spoken: 10 of 10")
 
 
 def test_pace_counts_arrivals():

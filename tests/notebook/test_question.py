@@ -4,7 +4,7 @@ import threading
 import time
 
 import pytest
-from jupyter_client.manager import start_new_kernel
+from jupyter_client.manager import run_kernel
 from paths import python_path
 
 from kit.notebook.question import Question
@@ -49,10 +49,9 @@ print(Question("Which?", {ANSWERS!r}).ask())
 def test_a_click_reaches_the_cell_that_waits_for_it(monkeypatch):
     """In a real kernel, which handles no message of the page while a cell runs."""
     monkeypatch.setenv("PYTHONPATH", python_path(__file__))
-    manager, client = start_new_kernel(kernel_name="python3")
     printed = ""
     buttons = {}  # comm ids by label
-    try:
+    with run_kernel(kernel_name="python3") as client:
         client.execute(CELL)
         while "\n" not in printed:
             message = client.get_iopub_msg(timeout=120)
@@ -66,7 +65,4 @@ def test_a_click_reaches_the_cell_that_waits_for_it(monkeypatch):
             if message["msg_type"] == "comm_open":
                 label = content["data"]["state"].get("description")
                 buttons[label] = content["comm_id"]
-    finally:
-        manager.shutdown_kernel(now=True)
-        client.stop_channels()
     assert printed == "tea\n"

@@ -48,8 +48,7 @@ class Process:
                 return
             self.done = step
             row = {"step": step, "steps": self.steps, "loss": 5 / step, "lr": 1e-3}
-            row |= {"grad_norm": 1.0, "tokens": 100, "step_s": 0.01, "unix_s": 1e9 + step}
-            row |= {"memory_bytes": 2**30, "val_loss": None, "ema_val_loss": None, "gate": None}
+            row |= {"tokens": 100, "unix_s": 1e9 + step, "memory_bytes": 2**30, "val_loss": None}
             row["note"] = "half way" if step == self.steps // 2 else ""
             with self.log.open("a", encoding="utf-8") as log:
                 log.write(json.dumps(row) + "\n")
