@@ -60,7 +60,7 @@ def trained(model, texts, codes, cond) -> torch.Tensor:
     return torch.stack([model.code_head(training_states(model, *row)) for row in rows])
 
 
-def said(decoder, texts, cond, config: GenerateConfig = GREEDY) -> list[list[int]]:
+def codes_of(decoder, texts, cond, config: GenerateConfig = GREEDY) -> list[list[int]]:
     return [row.codes.tolist() for row in generate(decoder, texts, cond, config)]
 
 
@@ -74,13 +74,13 @@ IDS = {"start_text_id": 3, "stop_text_id": 0, "start_code_id": 5, "stop_code_id"
 @pytest.mark.parametrize("ids", [{}, IDS])
 def test_every_step_gives_the_logits_of_training(ids):
     model = loud(**ids)
-    wanted, found = trained(model, *rows()), decoded(Decoder(model), *rows())
-    assert wanted.abs().max() > 1  # or the tolerance would say nothing
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
-    assert torch.equal(found.argmax(-1), wanted.argmax(-1))
+    expected, actual = trained(model, *rows()), decoded(Decoder(model), *rows())
+    assert expected.abs().max() > 1  # or the tolerance would say nothing
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+    assert torch.equal(actual.argmax(-1), expected.argmax(-1))
     texts, _, cond = rows()
     stops = {model.config.start_code, model.config.stop_code}
-    assert not any(stops & {*codes} for codes in said(model, texts, cond))
+    assert not any(stops & {*codes} for codes in codes_of(model, texts, cond))
 
 
 @pytest.mark.parametrize("weights", ["fp32", "bf16", "fp16", "int8-weight-only"])
@@ -98,8 +98,8 @@ def test_attention_for_the_compiler_is_pytorchs(masked):
     draw = partial(torch.randn, generator=torch.Generator().manual_seed(0))
     q, k, v = draw(2, 4, 1, 64), *draw(2, 2, 4, 110, 64)
     mask = torch.where(draw(2, 1, 1, 110) > 1, float("-inf"), 0.0) if masked else None
-    wanted = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    torch.testing.assert_close(torch.compile(attend, backend="eager")(q, k, v, mask), wanted)
+    expected = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    torch.testing.assert_close(torch.compile(attend, backend="eager")(q, k, v, mask), expected)
 
 
 def test_graphs_of_every_batch_size_share_one_cache(model, monkeypatch):
@@ -141,7 +141,7 @@ def test_a_compiled_step_is_the_eager_one(one_layer, compiler):
     decoder, eager = Decoder(one_layer, compile=True), Decoder(one_layer)
     texts, codes, cond = rows(3)
     before = graphs()
-    assert said(decoder, texts, cond) == said(eager, texts, cond)
+    assert codes_of(decoder, texts, cond) == codes_of(eager, texts, cond)
     [(count, _)] = decoder.compiled.ready
     assert count == 4 and decoder.warm_up_s > 0  # filled up from 3 rows
     assert graphs() == before + 1
@@ -150,20 +150,20 @@ def test_a_compiled_step_is_the_eager_one(one_layer, compiler):
     for same in ([[1] * 3] * 4, [[1] * 18, *texts]):
         four = cond[[0, 1, 2, 0]]
         short = GenerateConfig(temperature=0, exact_codes=5)
-        assert said(decoder, same, four, short) == said(eager, same, four, short)
+        assert codes_of(decoder, same, four, short) == codes_of(eager, same, four, short)
     forced = [*texts, texts[0]], codes[[0, 1, 2, 0]], cond[[0, 1, 2, 0]]
-    found = decoded(decoder, *forced)
-    torch.testing.assert_close(found, decoded(eager, *forced), rtol=1e-4, atol=1e-4)
+    actual = decoded(decoder, *forced)
+    torch.testing.assert_close(actual, decoded(eager, *forced), rtol=1e-4, atol=1e-4)
     assert graphs() == before + 1 and decoder.ran == "fp32"
 
 
 @pytest.mark.long
 def test_if_the_compiler_fails_steps_run_without_it(one_layer, compiler):
     decoder, (texts, _, cond) = Decoder(one_layer, compile=True), rows(3)
-    wanted = said(Decoder(one_layer), texts, cond)
+    expected = codes_of(Decoder(one_layer), texts, cond)
     with torch._inductor.config.patch({"cpp.cxx": ("/no/such/compiler",)}):
         for _ in range(2):
-            assert said(decoder, texts, cond) == wanted
+            assert codes_of(decoder, texts, cond) == expected
     assert decoder.ran.startswith("fp32; not compiled: ") and decoder.ran.count("not") == 1
 
 
@@ -189,13 +189,13 @@ def test_another_text_decoded_meanwhile_changes_no_step(model, monkeypatch):
 @pytest.mark.parametrize("weights", ["fp32", "bf16", "int8"])
 def test_cuda_graphs_compute_what_eager_steps_do_in_any_thread(weights):
     model, request = loud().cuda(), rows(3, codes=20)
-    wanted = decoded(Decoder(model, weights=weights), *request)
+    expected = decoded(Decoder(model, weights=weights), *request)
     decoder = Decoder(model, weights=weights, compile=True)
     with ThreadPoolExecutor(1) as other:
         work = partial(decoded, decoder, *request)
         for logits in (work(), other.submit(work).result()):
-            difference = (logits - wanted).abs().mean()
-            assert difference < (1e-3 if weights == "fp32" else 0.05) * wanted.std()
+            difference = (logits - expected).abs().mean()
+            assert difference < (1e-3 if weights == "fp32" else 0.05) * expected.std()
     assert not decoder.can_drop_rows
     assert "not compiled" not in decoder.ran and "no CUDA graph" not in decoder.ran
 
@@ -205,7 +205,7 @@ def test_without_a_compiler_steps_are_eager(model, monkeypatch):
     eager, decoder = Decoder(model), Decoder(model, compile=True)
     assert decoder.ran == f"{eager.ran}; not compiled: no C++ compiler (install g++)"
     texts, _, cond = rows(3)
-    assert said(decoder, texts, cond) == said(eager, texts, cond)
+    assert codes_of(decoder, texts, cond) == codes_of(eager, texts, cond)
     assert not decoder.warm_up_s
 
 
@@ -235,10 +235,10 @@ def test_damaged_weights_and_unknown_formats_are_refused(weights, value, facts):
 @pytest.mark.long
 def test_two_threads_may_speak_while_one_compiles(one_layer, compiler):
     decoder, (texts, _, cond) = Decoder(one_layer, compile=True), rows(3)
-    wanted = said(Decoder(one_layer), texts, cond)
+    expected = codes_of(Decoder(one_layer), texts, cond)
     with ThreadPoolExecutor(2) as both:
-        for asked in [both.submit(said, decoder, texts, cond) for _ in range(2)]:
-            assert asked.result() == wanted
+        for asked in [both.submit(codes_of, decoder, texts, cond) for _ in range(2)]:
+            assert asked.result() == expected
 
 
 def test_if_triton_fails_plain_steps_are_captured(model, monkeypatch):
@@ -252,9 +252,9 @@ def test_if_triton_fails_plain_steps_are_captured(model, monkeypatch):
     decoder, (texts, _, cond) = graphed(model, monkeypatch), rows(3)
     decoder.compiled.compiles = True
     decoder.compiled.parts = fail, fail
-    wanted = said(Decoder(model), texts, cond)
+    expected = codes_of(Decoder(model), texts, cond)
     for _ in range(2):
-        assert said(decoder, texts, cond) == wanted
+        assert codes_of(decoder, texts, cond) == expected
     assert decoder.ran.startswith("fp32; not compiled: out of resource: shared memory")
     assert decoder.compiled is not None and decoder.compiled.ready
     assert settings == [True]
@@ -273,8 +273,8 @@ def test_cuda_graphs_sample_what_eager_steps_do(compiled, monkeypatch):
     alike = []
     for config in (*configs, *configs):
         for count in (1, 3):
-            wanted = said(eager, texts[:count], cond[:count].cuda(), config)
-            found = said(decoder, texts[:count], cond[:count].cuda(), config)
-            alike += [one == other for one, other in zip(found, wanted)]
+            expected = codes_of(eager, texts[:count], cond[:count].cuda(), config)
+            actual = codes_of(decoder, texts[:count], cond[:count].cuda(), config)
+            alike += [one == other for one, other in zip(actual, expected)]
     assert sum(alike) >= 0.9 * len(alike)  # rounding may turn a near tie
     assert "not compiled" not in decoder.ran and "no CUDA graph" not in decoder.ran

@@ -98,8 +98,8 @@ def test_a_speakers_loss_is_between_those_of_its_recordings(two_speakers):
 def test_a_voice_that_ignores_the_reference_is_reported(two_speakers):
     deaf = dataclasses.replace(two_speakers, model=copy.deepcopy(two_speakers.model))
     deaf.model.conditioner.latents.data.fill_(1e9)  # the reference has no effect beside them
-    for found in loss_by_speaker(deaf, recordings(two_speakers)).values():
-        assert found.own == pytest.approx(found.other, rel=1e-6) and not found.uses_reference
+    for loss in loss_by_speaker(deaf, recordings(two_speakers)).values():
+        assert loss.own == pytest.approx(loss.other, rel=1e-6) and not loss.uses_reference
 
 
 def test_forgetting_is_the_divergence_at_every_code():
@@ -111,14 +111,14 @@ def test_forgetting_is_the_divergence_at_every_code():
     mels = torch.randn(2, base.config.n_mels, 30)
     texts = [[3, 4, 5], [6, 7, 8, 9]]
     spoken = generate(base, texts, mels, GenerateConfig(temperature=1, top_k=0, top_p=1, retries=0))
-    samples, wanted = [], []
+    samples, expected = [], []
     for ids, row, mel in zip(texts, spoken, mels):
         sample = BaseSample(base_ids=ids, tuned_ids=ids, spoken=row, mel=mel)
         ours, theirs = (code_log_probs(model, ids, sample) for model in (base, other))
         assert ours.shape == (len(row.codes) + row.stopped, base.config.code_vocab)
-        wanted.append(torch.nn.functional.kl_div(theirs, ours, log_target=True, reduction="none"))
+        expected.append(torch.nn.functional.kl_div(theirs, ours, log_target=True, reduction="none"))
         samples.append(sample)
-    mean = float(torch.cat(wanted).sum(-1).mean())
+    mean = float(torch.cat(expected).sum(-1).mean())
     for model, divergence in ((base, 0), (other, mean)):
         before, after = cross_entropies(base, model, samples)
         assert after - before == pytest.approx(divergence, abs=1e-6, rel=1e-4)

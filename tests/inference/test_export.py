@@ -103,8 +103,8 @@ def test_the_code_of_the_readme_speaks_with_few_dependencies(voice, folder):
     subprocess.run(call, cwd=folder, env=environment, timeout=600, check=True)
     wave, rate = soundfile.read(folder / "speech.wav", dtype="float32")
     assert rate == voice.codec.sample_rate
-    said = voice.speak(LINES[:1], "alma", OWN)[0].wave.numpy()
-    assert len(wave) == len(said) and abs(wave - said).max() < 1e-4
+    spoken = voice.speak(LINES[:1], "alma", OWN)[0].wave.numpy()
+    assert len(wave) == len(spoken) and abs(wave - spoken).max() < 1e-4
 
 
 def test_the_code_of_the_docs_speaks(voice, folder, monkeypatch, capsys):
@@ -123,10 +123,10 @@ def test_half_precision_is_the_rounded_model(voice, tmp_path, weights, dtype):
     folders = [export_voice(voice, tmp_path / name, name) for name in (weights, "fp32")]
     half, full = (read_card(each).files["model.safetensors"]["bytes"] for each in folders)
     assert half < 0.6 * full
-    found = load_export(folders[0]).model.state_dict()
+    loaded = load_export(folders[0]).model.state_dict()
     for name, weight in voice.model.state_dict().items():
-        assert found[name].dtype == torch.float32
-        assert torch.equal(found[name], weight.to(dtype).float())
+        assert loaded[name].dtype == torch.float32
+        assert torch.equal(loaded[name], weight.to(dtype).float())
 
 
 def test_int8_speaks_as_the_model_it_was_made_from(voice, tmp_path):
@@ -138,11 +138,11 @@ def test_int8_speaks_as_the_model_it_was_made_from(voice, tmp_path):
         if kind == "bias" or owner not in linears or name.startswith("conditioner."):
             weight.data = weight.data.half().float()
         else:
-            found = int8(again.model.get_parameter(name))
-            assert all(torch.equal(a, b) for a, b in zip(found, int8(weight)))
-    wanted = codes(voice, Decoder(original, weights="int8"))
-    assert codes(again, Decoder(again.model, weights="int8")) == wanted
-    assert codes(again, again.decoder) == wanted  # the decoder it speaks through by default
+            actual = int8(again.model.get_parameter(name))
+            assert all(torch.equal(a, b) for a, b in zip(actual, int8(weight)))
+    expected = codes(voice, Decoder(original, weights="int8"))
+    assert codes(again, Decoder(again.model, weights="int8")) == expected
+    assert codes(again, again.decoder) == expected  # the decoder it speaks through by default
 
 
 def test_an_interrupted_export_keeps_the_older_one(voice, tmp_path, monkeypatch):

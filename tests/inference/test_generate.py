@@ -75,9 +75,9 @@ def test_guidance_is_the_logits_with_text_away_from_those_without(model):
     # The training path's own choice: cond_logits + (scale - 1) * (cond_logits - uncond_logits).
     texts, cond = requests(4)
     config = dataclasses.replace(GREEDY, guidance_scale=3.0)
-    found = generate(model, texts, cond, config)
-    assert plain(found) != plain(generate(model, texts, cond, GREEDY))
-    for text, mel, row in zip(texts, cond, found):
+    rows = generate(model, texts, cond, config)
+    assert plain(rows) != plain(generate(model, texts, cond, GREEDY))
+    for text, mel, row in zip(texts, cond, rows):
         codes = row.codes.tolist()
         cond_logits = code_logits(model, text, codes, mel)
         uncond_logits = code_logits(model, [], codes, mel)
@@ -92,8 +92,8 @@ def test_guidance_is_the_logits_with_text_away_from_those_without(model):
 def test_a_model_trained_without_text_dropout_has_no_guidance(model):
     untaught = copy.deepcopy(model)
     untaught.config = dataclasses.replace(model.config, text_dropout=0.0)
-    wanted = plain(generate(model, *requests(), SAMPLED))
-    assert plain(generate(untaught, *requests(), GUIDED)) == wanted
+    expected = plain(generate(model, *requests(), SAMPLED))
+    assert plain(generate(untaught, *requests(), GUIDED)) == expected
 
 
 def test_a_seed_decides_every_code_and_the_global_generator_is_left_alone(model):
@@ -136,15 +136,15 @@ HOT = dataclasses.replace(SAMPLED, temperature=32.0, max_codes_per_text_id=0, re
 def test_a_truncated_text_is_generated_again_at_a_lower_temperature(hesitant):
     texts, cond = requests()
     first = generate(hesitant, texts, cond, dataclasses.replace(HOT, retries=0))
-    found = generate(hesitant, texts, cond, HOT)
-    assert not all(row.stopped for row in first) and all(row.stopped for row in found)
-    for before, row in zip(first, found):
+    rows = generate(hesitant, texts, cond, HOT)
+    assert not all(row.stopped for row in first) and all(row.stopped for row in rows)
+    for before, row in zip(first, rows):
         if before.stopped:  # was right at once: it stays
             assert torch.equal(row.codes, before.codes) and row.temperature == 32
         else:
             assert row.temperature in {32 / 2**n for n in range(1, 10)}
     alone = [generate(hesitant, [text], mel[None], HOT)[0] for text, mel in zip(texts, cond)]
-    assert plain(alone) == plain(found)
+    assert plain(alone) == plain(rows)
 
 
 def test_a_row_says_whether_it_ended_or_was_truncated(model):
@@ -201,10 +201,10 @@ def test_graphs_that_sample_give_the_same_codes(model, monkeypatch):
     for config in (*CONFIGS, dataclasses.replace(SAMPLED, kv_cache=False), GREEDY):
         for count in (1, 3):
             texts, cond = requests(count)
-            found = generate(decoder, texts, cond, config)
-            wanted = generate(eager, texts, cond, config)
-            assert plain(found) == plain(wanted)
-            for one, other in zip(found, wanted):
+            actual = generate(decoder, texts, cond, config)
+            expected = generate(eager, texts, cond, config)
+            assert plain(actual) == plain(expected)
+            for one, other in zip(actual, expected):
                 assert one.log_prob == pytest.approx(other.log_prob, rel=1e-4)
                 torch.testing.assert_close(one.states, other.states, rtol=1e-4, atol=1e-4)
     assert len(decoder.compiled.held) <= decoder_steps.MAX_HELD
@@ -226,9 +226,9 @@ def test_a_failed_capture_falls_back_to_eager_steps(model, before, monkeypatch):
         made = []
         decoder = graphed(model, monkeypatch, capture)
         texts, cond = requests(3)
-        wanted = plain(generate(model, texts, cond, config))
+        expected = plain(generate(model, texts, cond, config))
         for _ in range(2):
-            assert plain(generate(decoder, texts, cond, config)) == wanted
+            assert plain(generate(decoder, texts, cond, config)) == expected
         assert len(made) == before and decoder.can_drop_rows
         assert decoder.ran.endswith("; no CUDA graph: CUDA error: not permitted")
 
@@ -266,10 +266,10 @@ def short_of_memory(decoder, most: int, monkeypatch) -> list[tuple[int, int]]:
 def test_out_of_memory_the_batch_is_halved_and_decoded_again(model, graphs, config, monkeypatch):
     decoder = graphed(model, monkeypatch) if graphs else Decoder(model)
     texts, cond = requests(6)
-    wanted = plain(generate(model, texts, cond, config))
+    expected = plain(generate(model, texts, cond, config))
     short_of_memory(decoder, 4, monkeypatch)
     with pytest.warns(Note, match=r"a batch of (6|24) texts"):
-        assert plain(generate(decoder, texts, cond, config)) == wanted
+        assert plain(generate(decoder, texts, cond, config)) == expected
 
 
 def test_out_of_memory_with_one_text_says_what_to_do(model, monkeypatch):
@@ -289,12 +289,12 @@ UNCACHED = dataclasses.replace(GREEDY, kv_cache=False)
 @pytest.mark.parametrize("config", [GREEDY, SAMPLED, UNCACHED, MANY])
 def test_each_code_comes_with_the_state_that_predicted_it(model, config):
     texts, cond = requests()
-    found = generate(Decoder(model, states=True), texts, cond, config)
-    assert len({len(row.codes) for row in found}) > 1  # rows left the batch at different times
-    for text, mel, row in zip(texts, cond, found, strict=True):
-        wanted = training_states(model, text, row.codes.tolist(), mel)[:-1]
+    generated = generate(Decoder(model, states=True), texts, cond, config)
+    assert len({len(row.codes) for row in generated}) > 1  # rows left the batch at different times
+    for text, mel, row in zip(texts, cond, generated, strict=True):
+        expected = training_states(model, text, row.codes.tolist(), mel)[:-1]
         assert row.states.dtype == torch.float32
-        torch.testing.assert_close(row.states, wanted, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(row.states, expected, rtol=1e-4, atol=1e-4)
 
 
 SETTINGS = [
@@ -326,11 +326,11 @@ def allowed(row: list[float], config: GenerateConfig) -> set[int]:
 @pytest.mark.parametrize("config", SETTINGS, ids=lambda c: f"{c.temperature}-{c.top_k}-{c.top_p}")
 def test_filters_follow_their_definitions(config):
     logits = random_logits()
-    found = filtered(logits, config)
-    inside = torch.isfinite(found)
+    actual = filtered(logits, config)
+    inside = torch.isfinite(actual)
     for row, kept in zip(logits.tolist(), inside):
         assert set(kept.nonzero()[:, 0].tolist()) == allowed(row, config)
-    assert torch.allclose(found[inside], logits[inside] / config.temperature)
+    assert torch.allclose(actual[inside], logits[inside] / config.temperature)
 
 
 def test_the_repetition_penalty_shrinks_what_is_likely_and_seen():
@@ -351,13 +351,13 @@ def test_drawing_follows_the_probabilities(config):
 def test_an_overflow_leaves_nothing_in_the_cache_for_the_next_text(model, monkeypatch):
     # Graphs look at all of a cache, what the text before left there too.
     decoder, (texts, cond) = graphed(model, monkeypatch), requests(2)
-    wanted = plain(generate(decoder, texts, cond, GREEDY))
+    expected = plain(generate(decoder, texts, cond, GREEDY))
     loud = copy.deepcopy(decoder.layers[0].c_attn.bias)
     decoder.layers[0].c_attn.bias.fill_(float("nan"))
     with pytest.raises(SpeechError, match="not finite"):
         generate(decoder, texts, cond, GREEDY)
     decoder.layers[0].c_attn.bias.copy_(loud)
-    assert plain(generate(decoder, texts, cond, GREEDY)) == wanted
+    assert plain(generate(decoder, texts, cond, GREEDY)) == expected
 
 
 def test_temperature_zero_takes_the_best_and_low_ones_come_near():

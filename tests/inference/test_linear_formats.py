@@ -1,4 +1,4 @@
-"""Number formats: small, near, and what cannot run here is said."""
+"""Number formats: small, near, and reported if this machine cannot run them."""
 
 import pytest
 import torch
@@ -42,9 +42,9 @@ def test_a_layer_is_near_the_plain_one(kind, dtype, near, rows):
         pytest.skip("fp16 activations are for GPUs; of a few rows no CPU kernel is asked")
     torch.manual_seed(0)
     for bias in (True, False):
-        wanted, found = both(kind, dtype, nn.Linear(256, 72, bias=bias), rows)
-        assert found.shape == wanted.shape
-        assert (found - wanted).norm() / wanted.norm() < near
+        expected, actual = both(kind, dtype, nn.Linear(256, 72, bias=bias), rows)
+        assert actual.shape == expected.shape
+        assert (actual - expected).norm() / expected.norm() < near
 
 
 def test_int8_weights_are_within_half_a_step():

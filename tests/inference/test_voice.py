@@ -44,11 +44,11 @@ def texts(count: int) -> list[str]:
 
 
 def test_every_text_is_spoken_in_order_whatever_the_batch(voice):
-    wanted = voice.speak(texts(7), "voice1", SHORT)
-    assert [(s.text, len(s.codes)) for s in wanted] == [(text, 9) for text in texts(7)]
-    assert all(torch.equal(s.wave, voice.codec.decode(s.codes[None])[0]) for s in wanted)
+    expected = voice.speak(texts(7), "voice1", SHORT)
+    assert [(s.text, len(s.codes)) for s in expected] == [(text, 9) for text in texts(7)]
+    assert all(torch.equal(s.wave, voice.codec.decode(s.codes[None])[0]) for s in expected)
     again = voice.speak(texts(7), "voice1", SHORT, batch=2)
-    assert all(torch.equal(a.codes, b.codes) for a, b in zip(wanted, again))
+    assert all(torch.equal(a.codes, b.codes) for a, b in zip(expected, again))
 
 
 def test_spelling_and_figures_are_normalised_on_the_way(voice):
@@ -171,8 +171,8 @@ def states_of(voice: Voice, text: str, speaker: str, codes: Tensor) -> Tensor:
     """The states (N, D) at START and every code but the last, in one pass of the model's layers."""
     decoder = Decoder(voice.model)
     prompt, _ = decoder.prompt([voice.ids(text)], voice.conditioning([speaker], decoder.device))
-    said = decoder.embed(codes[:-1], torch.arange(1, len(codes)))
-    row = torch.cat((prompt, said[None]), dim=1)
+    embedded = decoder.embed(codes[:-1], torch.arange(1, len(codes)))
+    row = torch.cat((prompt, embedded[None]), dim=1)
     return voice.model.final_norm(voice.model.gpt(row))[0, -len(codes) :]
 
 
@@ -181,9 +181,9 @@ def test_the_wave_is_made_from_the_states_that_predicted_its_codes(released, spe
     (speech,) = released.speak(texts(1), speaker, SHORT)
     states = states_of(released, texts(1)[0], speaker, speech.codes)
     how = {"states": states[None], "speaker": released.vectors[speaker][None]}
-    wanted = released.codec.decode(speech.codes[None], **how)[0]
-    assert speech.wave.shape == wanted.shape == (released.codec.samples(9),)
-    assert (speech.wave - wanted).abs().max() < 1e-4 * wanted.abs().max() + 1e-5
+    expected = released.codec.decode(speech.codes[None], **how)[0]
+    assert speech.wave.shape == expected.shape == (released.codec.samples(9),)
+    assert (speech.wave - expected).abs().max() < 1e-4 * expected.abs().max() + 1e-5
     alone = released.codec.decode(speech.codes[None])[0]
     assert (speech.wave - alone).abs().max() > 1e-2, "of codes alone it is another"
 

@@ -125,10 +125,10 @@ SHAPES += [({"a": (80, 20), "b": (80, 12)}, "12 frames of 'b', .*expects 20")]
 
 
 @pytest.mark.parametrize(("shapes", "wanted"), SHAPES)
-def test_references_of_another_shape_are_reported(folder, shapes, wanted):
+def test_references_of_another_shape_are_reported(folder, shapes, expected):
     mels = {name: torch.randn(shape) for name, shape in shapes.items()}
     save_references(mels, folder / "references.safetensors")
-    with pytest.raises(SpeechError, match=rf"references\.safetensors.*{wanted}"):
+    with pytest.raises(SpeechError, match=rf"references\.safetensors.*{expected}"):
         load_voice(folder)
 
 

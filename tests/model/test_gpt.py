@@ -61,14 +61,14 @@ def test_attention_weights_are_those_of_the_layers():
 
 def test_fused_attention_is_explicit_softmax():
     model, batch = tiny_model(), pack(GPT, *rows())
-    found = []
+    both = []
     for fused in (True, False):
         for layer in model.gpt.h:
             layer.attn.fused = fused
-        found.append((code_logits(model, batch), gradients(model, [batch])))
-    (logits, grads), (wanted_logits, wanted_grads) = found
-    assert (logits - wanted_logits).abs().max() < 1e-5
-    assert (grads - wanted_grads).norm() < 1e-5 * wanted_grads.norm()
+        both.append((code_logits(model, batch), gradients(model, [batch])))
+    (logits, grads), (expected_logits, expected_grads) = both
+    assert (logits - expected_logits).abs().max() < 1e-5
+    assert (grads - expected_grads).norm() < 1e-5 * expected_grads.norm()
 
 
 def test_explicit_attention_of_large_queries_stays_within_fp16():
@@ -77,17 +77,17 @@ def test_explicit_attention_of_large_queries_stays_within_fp16():
     k = q + torch.arange(3.0)[:, None]
     v = torch.randn(1, 1, 3, 64)
     y = explicit_attention(q.half(), k.half(), v.half(), is_causal=True)
-    wanted = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    assert torch.allclose(y.float(), wanted, atol=0.02)
+    expected = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    assert torch.allclose(y.float(), expected, atol=0.02)
 
 
 def test_the_causal_mask_within_the_matmul_changes_no_bit():
     torch.manual_seed(0)
     q, k = torch.randn(2, 3, 2, 7, 64)  # of a head of 64 numbers, whose scale of 1/8 is exact
     later = torch.ones(7, 7, dtype=torch.bool).triu(1)
-    wanted = ((q / 8) @ k.mT).masked_fill(later, float("-inf")).softmax(-1)
+    expected = ((q / 8) @ k.mT).masked_fill(later, float("-inf")).softmax(-1)
     with torch.inference_mode():
-        assert attention_weights(q, k, is_causal=True).equal(wanted)
+        assert attention_weights(q, k, is_causal=True).equal(expected)
     attention_weights(q.requires_grad_(), k, is_causal=True).sum().backward()
 
 
@@ -114,9 +114,9 @@ def test_losses_of_any_number_of_targets_need_few_shapes():
     states = torch.randn(300, 8)
     for count in (1, 64, 65, 180):
         at, targets = torch.randint(300, (count,)), torch.randint(5, (count,))
-        found = summed_loss(head, states, at, targets)
+        actual = summed_loss(head, states, at, targets)
         logits = F.linear(states[at], head.weight, head.bias)
-        torch.testing.assert_close(found, F.cross_entropy(logits, targets, reduction="sum"))
+        torch.testing.assert_close(actual, F.cross_entropy(logits, targets, reduction="sum"))
     assert shapes == {(64, 5), (128, 5), (192, 5)}
 
 
@@ -172,8 +172,8 @@ def test_the_trunk_is_torchs_own_transformer(activation):
     model = tiny_model(activation_function=activation)
     trunk, x = model.gpt.train(), torch.randn(2, 13, GPT.width)
     mask = nn.Transformer.generate_square_subsequent_mask(13)
-    wanted = trunk_reference(trunk, model.config)(x, mask=mask, is_causal=True)
-    assert (trunk(x) - wanted).abs().max() < 1e-5
+    expected = trunk_reference(trunk, model.config)(x, mask=mask, is_causal=True)
+    assert (trunk(x) - expected).abs().max() < 1e-5
 
 
 def test_the_loss_is_cross_entropy_of_the_next_token_by_hand():
@@ -185,11 +185,11 @@ def test_the_loss_is_cross_entropy_of_the_next_token_by_hand():
     summed = functools.partial(F.cross_entropy, reduction="sum")
     text_loss = summed(model.text_head(h)[: len(text)], torch.tensor(text))
     code_loss = summed(model.code_head(h[len(text) + 1 :])[: len(code)], torch.tensor(code))
-    wanted = (text_loss, code_loss)
+    expected = (text_loss, code_loss)
     sums = model(batch)
-    torch.testing.assert_close(sums, wanted)
+    torch.testing.assert_close(sums, expected)
     loss = weighted_loss(c, sums, len(text), len(code))
-    torch.testing.assert_close(loss, 0.01 * wanted[0] / len(text) + wanted[1] / len(code))
+    torch.testing.assert_close(loss, 0.01 * expected[0] / len(text) + expected[1] / len(code))
 
 
 def test_text_and_reference_reach_the_codes():
@@ -254,10 +254,10 @@ def test_packed_rows_are_those_of_plain_loops(stop, stop_targets, width):
     texts, codes, cond = rows(5)
     texts[0] = codes[1] = []
     arrays = [[np.array(ids, dtype=np.int32) for ids in column] for column in (texts, codes)]
-    wanted = packed_by_hand(config, texts, codes, width)
+    expected = packed_by_hand(config, texts, codes, width)
     for columns in ((texts, codes), arrays):
         batch = pack(config, *columns, cond, pad_to=width)
-        assert {name: getattr(batch, name).tolist() for name in wanted} == wanted
+        assert {name: getattr(batch, name).tolist() for name in expected} == expected
 
 
 def test_start_and_stop_ids_are_those_of_the_configuration():

@@ -48,9 +48,9 @@ def test_a_merged_model_has_the_same_losses_and_the_names_of_its_base(targets):
     plain = merged(model)
     assert plain.state_dict().keys() == SpeechGPT(GPT).state_dict().keys()
     with torch.no_grad():
-        found, wanted, untrained = (m(batch()) for m in (plain, model, tiny_model()))
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=0)
-    assert all(abs(a - b) > 1e-3 * b for a, b in zip(found, untrained)), "it has learnt nothing"
+        actual, expected, untrained = (m(batch()) for m in (plain, model, tiny_model()))
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=0)
+    assert all(abs(a - b) > 1e-3 * b for a, b in zip(actual, untrained)), "it has learnt nothing"
 
 
 @pytest.fixture
@@ -71,10 +71,10 @@ def travelled(tmp_path):
 def test_saved_adapters_restore_the_model_from_its_base(travelled):
     base, model, path = travelled
     before = copy.deepcopy(base.state_dict())
-    found = load_adapters(path, base)
-    assert found.config == GROWN
+    loaded = load_adapters(path, base)
+    assert loaded.config == GROWN
     exactly = {"rtol": 0, "atol": 0}
-    torch.testing.assert_close(found.state_dict(), merged(model).state_dict(), **exactly)
+    torch.testing.assert_close(loaded.state_dict(), merged(model).state_dict(), **exactly)
     torch.testing.assert_close(base.state_dict(), before, **exactly)
     learnt = sum(tensor.numel() for tensor in contents(path)[0].values())
     assert path.stat().st_size < 4 * learnt + 8000

@@ -22,8 +22,8 @@ def written_out(model: SpeechGPT, texts: list, codes: list, cond: torch.Tensor) 
     """The guide's loss from the maps a person can look at, a row and a code at a time."""
     c = model.config
     total = 0.0
-    for text, said, mel in zip(texts, codes, cond):
-        batch = pack(c, [text], [said], mel[None])
+    for text, row, mel in zip(texts, codes, cond):
+        batch = pack(c, [text], [row], mel[None])
         head = model.attention(batch)[c.layers // 2][0, 0]
         pieces = int((batch.tokens < c.text_vocab).sum())
         tokens = batch.tokens.shape[1]
@@ -102,8 +102,8 @@ def trained_with(guide: float) -> SpeechGPT:
 def test_guided_attention_makes_a_head_follow_the_text(monkeypatch):
     models = {guide: trained_with(guide) for guide in (1.0, 0.0)}
     unlearnt = [spelt(1, seed).micro[0] for seed in (1000, 1001)]
-    found = {guide: float(diagonality(best_map(m, unlearnt[0]))) for guide, m in models.items()}
-    assert found[1.0] > 0.6 and found[1.0] > found[0.0] + 0.2
+    scores = {guide: float(diagonality(best_map(m, unlearnt[0]))) for guide, m in models.items()}
+    assert scores[1.0] > 0.6 and scores[1.0] > scores[0.0] + 0.2
     monkeypatch.setattr(text_attention, "MIN_DIAGONALITY", 0.6)
     assert find_alignment_head(models[1.0], unlearnt) == (GPT.layers // 2, 0)
     assert find_alignment_head(models[0.0], unlearnt) is None

@@ -73,9 +73,9 @@ WRONG = [({"width": 64}, "has width 64, its base model"), ({"code_vocab": 99}, "
 WRONG += [({"start_text_id": 0}, "not grown from that model's"), (FEWER, "not grown")]
 
 
-@pytest.mark.parametrize(("over", "said"), WRONG)
-def test_a_configuration_that_cannot_hold_the_weights_is_refused(over, said):
-    with pytest.raises(DamagedFileError, match=said):
+@pytest.mark.parametrize(("over", "facts"), WRONG)
+def test_a_configuration_that_cannot_hold_the_weights_is_refused(over, facts):
+    with pytest.raises(DamagedFileError, match=facts):
         warm_start_model(larger(**over), BASE, {})
 
 

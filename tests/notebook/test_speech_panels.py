@@ -113,7 +113,7 @@ def panels(folder: Path) -> list[widgets.Widget]:
 
 def test_every_control_has_a_name_and_none_is_left_out_of_the_tab_order(tmp_path):
     for panel in panels(tmp_path):
-        found = controls(panel)
-        assert len(found) >= 2
-        assert all(name_of(widget).strip() for widget in found), found
-        assert all(getattr(widget, "tabbable", None) is not False for widget in found)
+        reached = controls(panel)
+        assert len(reached) >= 2
+        assert all(name_of(widget).strip() for widget in reached), reached
+        assert all(getattr(widget, "tabbable", None) is not False for widget in reached)
