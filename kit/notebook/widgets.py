@@ -31,10 +31,6 @@ class Panel:
     box: widgets.Widget
     status: widgets.HTML
 
-    def arrange(self, *rows: widgets.Widget) -> None:
-        layout = {"max_width": "820px", "padding": "4px", "overflow": "hidden"}
-        self.box = widgets.VBox([*rows, theme()], layout=layout)
-
     def say(self, text: str, kind: str = "info") -> None:
         self.status.value = message(text, kind)
 
@@ -51,6 +47,11 @@ class Panel:
 
     def _ipython_display_(self) -> None:  # of a cell that ends with the panel
         self.run()
+
+
+def boxed(*rows: widgets.Widget) -> widgets.VBox:
+    layout = {"max_width": "820px", "padding": "4px", "overflow": "hidden"}
+    return widgets.VBox([*rows, theme()], layout=layout)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
