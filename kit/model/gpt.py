@@ -212,13 +212,6 @@ class Conditioner(nn.Module):
         return F.rms_norm(latents, latents.shape[-1:]) * self.gamma
 
 
-def make_conditioner(config: GPTConfig) -> nn.Module:
-    """Return the conditioner: the kit's, or IndexTTS2's, imported when it is chosen."""
-    if not config.conformers:
-        return Conditioner(config)
-    return extras.load("CONDITIONERS", "indextts2")(config)
-
-
 class SharedDigits(nn.Module):
     """Adds to a table of codes (V, D) what codes with an equal FSQ digit share.
 
@@ -246,7 +239,10 @@ class SpeechGPT(nn.Module):
         super().__init__()
         self.config = config
         d = config.width
-        self.conditioner = make_conditioner(config)
+        conditioner = Conditioner
+        if config.conformers:  # IndexTTS2's, imported when it is chosen
+            conditioner = extras.load("CONDITIONERS", "indextts2")
+        self.conditioner = conditioner(config)
         self.text_embedding = nn.Embedding(config.text_vocab, d)
         self.code_embedding = nn.Embedding(config.code_vocab, d)
         self.text_position = nn.Embedding(config.max_text, d)

@@ -37,14 +37,11 @@ def folder(tmp_path, voice):
     return tmp_path
 
 
-def texts(count: int) -> list[str]:
-    return [row.text for row in manifest() if row.split == "train"][:count]
-
-
 def test_a_saved_voice_speaks_as_before(voice, folder):
     again = load_voice(folder)
     assert again.speakers == voice.speakers and not again.model.training
-    one, two = (v.speak(texts(3), "voice2", SHORT) for v in (voice, again))
+    texts = [row.text for row in manifest()[:3]]
+    one, two = (v.speak(texts, "voice2", SHORT) for v in (voice, again))
     assert all(torch.equal(a.codes, b.codes) for a, b in zip(one, two))
 
 
