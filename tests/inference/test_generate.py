@@ -40,22 +40,16 @@ def plain(spoken) -> list[tuple]:
     return [(row.codes.tolist(), row.stopped) for row in spoken]
 
 
-@pytest.mark.parametrize("config", [GREEDY, SAMPLED, PENALIZED, GUIDED])
-def test_the_cache_changes_no_code(model, config):
-    uncached = dataclasses.replace(config, kv_cache=False)
-    cached = plain(generate(model, *requests(), config))
-    assert cached == plain(generate(model, *requests(), uncached))
-    assert len({len(codes) for codes, _ in cached}) > 1  # rows left the batch at different times
-
-
-@pytest.mark.parametrize("config", [GREEDY, PENALIZED, MANY, GUIDED])
-def test_a_batch_of_unequal_prompts_is_each_alone(model, config):
-    texts, cond = requests(6)
+@pytest.mark.parametrize("config", [GREEDY, SAMPLED, PENALIZED, MANY, GUIDED])
+def test_codes_do_not_depend_on_the_cache_and_the_batch(model, config):
+    texts, cond = requests()
     decoder = Decoder(model)
     together = plain(generate(decoder, texts, cond, config))
+    uncached = dataclasses.replace(config, kv_cache=False)
+    assert together == plain(generate(decoder, texts, cond, uncached))
     alone = [generate(decoder, [text], mel[None], config)[0] for text, mel in zip(texts, cond)]
     assert together == plain(alone) and len({len(text) for text in texts}) > 2
-    assert len({len(codes) for codes, _ in together}) > 1  # some left before others
+    assert len({len(codes) for codes, _ in together}) > 1  # rows left the batch at different times
 
 
 @torch.no_grad()
@@ -103,15 +97,6 @@ def test_a_seed_decides_every_code_and_the_global_generator_is_left_alone(model)
     torch.manual_seed(99)
     assert one == plain(generate(model, *requests(), SAMPLED))
     assert one != plain(generate(model, *requests(), dataclasses.replace(SAMPLED, seed=4)))
-
-
-def test_log_probabilities_are_those_of_training(model):
-    texts, cond = requests(8)
-    rows = generate(model, texts, cond, dataclasses.replace(SAMPLED, top_k=5))
-    assert any(row.stopped for row in rows)
-    for text, reference, row in zip(texts, cond, rows):
-        logits = code_logits(model, text, row.codes.tolist(), reference)
-        assert row.log_prob == pytest.approx(mean_log_prob(logits, row), rel=1e-3)
 
 
 def with_stop(model, bias: float):
@@ -283,18 +268,22 @@ def test_out_of_memory_with_one_text_says_what_to_do(model, monkeypatch):
 
 
 UNCACHED = dataclasses.replace(GREEDY, kv_cache=False)
+FILTERED = dataclasses.replace(SAMPLED, top_k=5)
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("config", [GREEDY, SAMPLED, UNCACHED, MANY])
-def test_each_code_comes_with_the_state_that_predicted_it(model, config):
+@pytest.mark.parametrize("config", [GREEDY, FILTERED, UNCACHED, MANY])
+def test_states_and_log_probabilities_are_those_of_training(model, config):
     texts, cond = requests()
     generated = generate(Decoder(model, states=True), texts, cond, config)
     assert len({len(row.codes) for row in generated}) > 1  # rows left the batch at different times
+    assert any(row.stopped for row in generated)
     for text, mel, row in zip(texts, cond, generated, strict=True):
-        expected = training_states(model, text, row.codes.tolist(), mel)[:-1]
+        expected = training_states(model, text, row.codes.tolist(), mel)
         assert row.states.dtype == torch.float32
-        torch.testing.assert_close(row.states, expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(row.states, expected[:-1], rtol=1e-4, atol=1e-4)
+        log_prob = mean_log_prob(model.code_head(expected), row)
+        assert row.log_prob == pytest.approx(log_prob, rel=1e-3)
 
 
 SETTINGS = [

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import GPT, effective_batch, random_rows, tiny_model
+from helpers import GPT, random_rows, tiny_model
 from torch import nn
 
 from kit.base.errors import KitError
 from kit.model.gpt import Trunk, attention_weights, explicit_attention, summed_loss, weighted_loss
-from kit.model.sequence import pack
+from kit.model.sequence import EffectiveBatch, pack
 from kit.settings import GPTConfig
 from kit.tuning.memory_plan import count_parameters
 
@@ -95,16 +95,6 @@ def test_dropout_of_attention_keeps_the_mean():
     q = torch.randn(1, 2, 400, 8)
     y = explicit_attention(q, q, torch.ones_like(q), dropout_p=0.5, is_causal=True)
     assert y.mean().item() == pytest.approx(1, abs=0.05)
-
-
-@pytest.mark.parametrize("stop", [True, False])
-def test_counts_are_of_real_tokens(stop):
-    texts, codes, cond = rows(6)
-    config = dataclasses.replace(GPT, text_stop_input=stop)
-    batch = effective_batch(config, (texts, codes, cond), parts=2)
-    assert batch.text_targets == sum(len(t) + 1 for t in texts)
-    assert batch.code_targets == sum(len(c) + 4 for c in codes)
-    assert batch.tokens == sum(len(t) + 1 + stop + len(c) + 4 for t, c in zip(texts, codes))
 
 
 def test_losses_of_any_number_of_targets_need_few_shapes():
@@ -258,6 +248,11 @@ def test_packed_rows_are_those_of_plain_loops(stop, stop_targets, width):
     for columns in ((texts, codes), arrays):
         batch = pack(config, *columns, cond, pad_to=width)
         assert {name: getattr(batch, name).tolist() for name in expected} == expected
+    counts = EffectiveBatch(micro=[batch, batch], position={})
+    added = 1 + stop + stop_targets  # START and STOP of the text, START and STOP of the codes
+    assert counts.tokens == 2 * sum(len(t) + len(c) + added for t, c in zip(texts, codes))
+    assert counts.text_targets == 2 * len(expected["text_targets"])
+    assert counts.code_targets == 2 * len(expected["code_targets"])
 
 
 def test_start_and_stop_ids_are_those_of_the_configuration():
