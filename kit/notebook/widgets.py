@@ -26,7 +26,7 @@ PHASES = {
 
 
 class Panel:
-    """A panel shows its `box` to a person; `run` does for a program what it can."""
+    """A panel shows its `box` to a person; its `run` does for a program what it can."""
 
     box: widgets.Widget
     status: widgets.HTML
@@ -41,9 +41,6 @@ class Panel:
             yield
         except Exception as error:
             self.say(describe_error(error), "bad")
-
-    def run(self) -> None:
-        raise NotImplementedError
 
     def _ipython_display_(self) -> None:  # of a cell that ends with the panel
         self.run()
