@@ -32,8 +32,8 @@ def spoken(count: int, seed: int) -> tuple[list[torch.Tensor], list[str]]:
     codes, texts = [], []
     for _ in range(count):
         letters = [n for n, _ in itertools.groupby(rng.choices(range(6), k=6))]
-        row = [n + rng.choice((0, 6)) for n in letters for _ in range(rng.randint(2, 4))]
-        codes.append(torch.tensor(row))
+        row = [rng.choice(((n, n), (n, n + 6, n, n + 6))) for n in letters]
+        codes.append(torch.tensor(sum(row, ())))
         texts.append("".join(LETTERS[n] for n in letters))
     return codes, texts
 
