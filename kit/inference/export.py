@@ -16,13 +16,7 @@ import kit
 from kit.audio.codec import load_codec, save_codec
 from kit.base.config import checked, parse_object
 from kit.base.errors import KitError, SpeechError
-from kit.base.files import (
-    atomic_folder,
-    atomic_path,
-    digest,
-    file_digest,
-    write_atomic,
-)
+from kit.base.files import atomic_folder, atomic_path, digest, file_digest, write_atomic
 from kit.base.formatting import join_names, nearest, shorten
 from kit.base.hardware import DTYPES, set_cuda_defaults
 from kit.base.tensor_file import SHA256, describe_mismatch, is_finite, read, save_tensors

@@ -91,9 +91,6 @@ class GeneratedCodes:
     # (N, D) in fp32, the hidden state that predicted each code. None if the decoder keeps none.
     states: Tensor | None = None
 
-    def states_from(self, first: int) -> Tensor | None:
-        return None if self.states is None else self.states[first:]
-
 
 class DecodedBatch:
     """The codes of a batch so far, and all that sampling the next ones reads and writes.

@@ -320,7 +320,8 @@ class Voice:
             if batch.steps < sent + STREAM_CODES and not batch.complete:
                 continue
             row = batch.spoken()[0]
-            chunk = audio.push(row.codes[sent:], row.states_from(sent))
+            states = None if row.states is None else row.states[sent:]
+            chunk = audio.push(row.codes[sent:], states)
             sent = len(row.codes)
             if len(chunk):
                 yield fade(chunk, self.codec.sample_rate, start=fade_in, end=False)

@@ -198,10 +198,8 @@ class Conditioner(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.init = nn.Conv1d(config.n_mels, config.width, 1)
-        heads = config.heads
-        self.blocks = nn.Sequential(
-            *(CondBlock(config.width, heads) for _ in range(config.cond_blocks))
-        )
+        blocks = (CondBlock(config.width, config.heads) for _ in range(config.cond_blocks))
+        self.blocks = nn.Sequential(*blocks)
         self.latents = nn.Parameter(torch.randn(config.latents, config.width) * 0.02)
         self.layers = nn.ModuleList(PerceiverLayer(config) for _ in range(config.perceiver_layers))
         self.gamma = nn.Parameter(torch.ones(config.width))
@@ -212,13 +210,6 @@ class Conditioner(nn.Module):
         for layer in self.layers:
             latents = layer(latents, context)
         return F.rms_norm(latents, latents.shape[-1:]) * self.gamma
-
-
-def make_conditioner(config: GPTConfig) -> nn.Module:
-    """Return the conditioner: the kit's, or IndexTTS2's, imported when it is chosen."""
-    if not config.conformers:
-        return Conditioner(config)
-    return extras.load("CONDITIONERS", "indextts2")(config)
 
 
 class SharedDigits(nn.Module):
@@ -248,7 +239,10 @@ class SpeechGPT(nn.Module):
         super().__init__()
         self.config = config
         d = config.width
-        self.conditioner = make_conditioner(config)
+        conditioner = Conditioner
+        if config.conformers:  # IndexTTS2's, imported when it is chosen
+            conditioner = extras.load("CONDITIONERS", "indextts2")
+        self.conditioner = conditioner(config)
         self.text_embedding = nn.Embedding(config.text_vocab, d)
         self.code_embedding = nn.Embedding(config.code_vocab, d)
         self.text_position = nn.Embedding(config.max_text, d)

@@ -43,8 +43,7 @@ class Batch:
         )
 
     def to(self, device) -> "Batch":
-        moved = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return Batch(**{k: v.to(device, non_blocking=True) for k, v in moved.items()})
+        return Batch(**{k: v.to(device, non_blocking=True) for k, v in vars(self).items()})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

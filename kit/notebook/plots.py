@@ -136,14 +136,11 @@ def describe(figure: Figure) -> str:
     return ". ".join(filter(None, parts))
 
 
-def histogram(
-    values, label: str = "", unit: str = "", marks: dict[str, Sequence[float]] | None = None
-) -> Figure:
-    """How `values` are spread; the median is marked. A dict name -> values gives one axes each.
+def histogram(groups: dict, marks: dict[str, Sequence[float]] | None = None) -> Figure:
+    """How each of `groups`, numbers by name, is spread, on axes of its own; the median is marked.
 
     `marks` are lists of values to draw a thin line at, by name.
     """
-    groups = values if isinstance(values, dict) else {label: values}
     figure = new_figure(8, 2.6)
     all_axes = figure.subplots(1, len(groups), squeeze=False)[0]
     for axes, (name, numbers), colour in zip(all_axes, groups.items(), PALETTE * 9):
@@ -153,10 +150,8 @@ def histogram(
         axes.axvline(middle, color=INK, linewidth=1, linestyle="--")
         for mark in (marks or {}).get(name, ()):
             axes.axvline(mark, color=PALE, linewidth=0.8, linestyle=":")
-        extra = f"median {middle:.3g} {unit}".strip() + f", n = {len(numbers):,}"
-        # Side by side there is no room for both on one line.
-        title = f"{name}  ({extra})" if len(groups) == 1 else f"{name}\n{extra}"
-        tidy(axes, unit, "count", title)
+        title = f"{name}\nmedian {middle:.3g}, n = {len(numbers):,}"
+        tidy(axes, "", "count", title)
     return figure
 
 

@@ -6,58 +6,40 @@ import ipywidgets as widgets
 from IPython.display import display
 
 from kit.notebook.train_panel import Clicks
-from kit.notebook.widgets import Panel, button
-
-COUNTDOWN_S = 20.0
+from kit.notebook.widgets import boxed, button, message
 
 
-class Question(Panel):
-    """`text` above a button for each of `answers`, by name: its label.
+def ask_question(
+    text: str, answers: dict[str, str], default: str = "", countdown_s: float = 20.0
+) -> str:
+    """Show `text` above a button for each of `answers`, its label by name; return the name clicked.
 
-    After `countdown_s` the answer is `default`; without one only a click ends the waiting.
+    After `countdown_s` it is `default`; without one only a click ends the waiting, or an interrupt.
     """
+    clicked = []
+    status = widgets.HTML(message(text, "info"))
 
-    def __init__(
-        self,
-        text: str,
-        answers: dict[str, str],
-        default: str = "",
-        countdown_s: float = COUNTDOWN_S,
-    ):
-        self.default = default
-        self.answers = answers
-        self.countdown_s = countdown_s
-        self.answer = ""
-        self.status = widgets.HTML()
-        self.buttons = {}
-        for name, label in answers.items():
-            press = button(label, "check", "success" if name == default else "", label)
-            press.layout.width = "auto"
-            press.on_click(lambda _, name=name: self._choose(name))
-            self.buttons[name] = press
-        row = widgets.HBox(list(self.buttons.values()), layout={"flex_flow": "row wrap"})
-        self.arrange(self.status, row)
-        self.say(text)
-        self.text = text
-
-    def ask(self) -> str:
-        """Show the question and return the name of its answer; an interrupt leaves it open."""
-        display(self.box)
-        until_s = time.monotonic() + self.countdown_s
-        with Clicks() as clicks:
-            while not self.answer:
-                left_s = until_s - time.monotonic()
-                if self.default and left_s <= 0:
-                    self._choose(self.default)
-                elif self.default:
-                    label = self.answers[self.default]
-                    self.say(f"{self.text} In {left_s:.0f} s: {label}.")
-                clicks.poll()
-                time.sleep(0.1)
-        return self.answer
-
-    def _choose(self, name: str) -> None:
-        self.answer = self.answer or name  # the first click counts
-        for press in self.buttons.values():
+    def choose(name: str) -> None:
+        clicked.append(name)  # the first counts
+        for press in row.children:
             press.disabled = True
-        self.say(f"{self.text} {self.answers[self.answer]}.", "good")
+        status.value = message(f"{text} {answers[clicked[0]]}.", "good")
+
+    row = widgets.HBox(layout={"flex_flow": "row wrap"})
+    for name, label in answers.items():
+        press = button(label, "check", "success" if name == default else "", label)
+        press.layout.width = "auto"
+        press.on_click(lambda _, name=name: choose(name))
+        row.children += (press,)
+    display(boxed(status, row))
+    until_s = time.monotonic() + countdown_s
+    with Clicks() as clicks:
+        while not clicked:
+            left_s = until_s - time.monotonic()
+            if default and left_s <= 0:
+                choose(default)
+            elif default:
+                status.value = message(f"{text} In {left_s:.0f} s: {answers[default]}.", "info")
+            clicks.poll()
+            time.sleep(0.1)
+    return clicked[0]

@@ -12,7 +12,7 @@ from IPython.display import Audio, display
 
 from kit.base.files import atomic_path, require_disk
 from kit.notebook.result import is_watched
-from kit.notebook.widgets import Panel, button, message, player, set_tooltip, uploaded_files
+from kit.notebook.widgets import Panel, boxed, button, message, player, set_tooltip, uploaded_files
 
 
 class SpeakPanel(Panel):
@@ -39,7 +39,7 @@ class SpeakPanel(Panel):
         self.player.layout.display = "none"
         self.status = widgets.HTML()
         row = widgets.HBox([*self.choices.values(), self.button], layout={"flex_flow": "row wrap"})
-        self.arrange(self.text, row, self.recording.box, self.status, self.player)
+        self.box = boxed(self.text, row, self.recording.box, self.status, self.player)
         self.button.on_click(self._clicked)
 
     def run(self) -> None:
@@ -178,7 +178,7 @@ class ProofreadPanel(Panel):
         self.place = widgets.HTML()
         self.status = widgets.HTML()
         row = widgets.HBox(list(self.buttons.values()), layout={"flex_flow": "row wrap"})
-        self.arrange(self.place, self.player, self.text, row, self.status)
+        self.box = boxed(self.place, self.player, self.text, row, self.status)
         self.buttons["Save"].on_click(lambda _: self.finish(lambda: self._save(self.text.value)))
         self.buttons["Leave out"].on_click(lambda _: self.finish(lambda: self._save(None)))
         self.buttons["Next"].on_click(lambda _: self.finish(lambda: "Not changed."))
@@ -195,9 +195,8 @@ class ProofreadPanel(Panel):
         if self.number == len(self.clips):  # the second click of a double one on the last clip
             return
         with self.errors_as_sentences():
-            result = work()
+            self.say(work())
             self.number += 1
-            self.status.value = message(result, "info")
             self.show()
 
     def show(self) -> None:

@@ -26,14 +26,10 @@ PHASES = {
 
 
 class Panel:
-    """A panel shows its `box` to a person; `run` does for a program what it can."""
+    """A panel shows its `box` to a person; its `run` does for a program what it can."""
 
     box: widgets.Widget
     status: widgets.HTML
-
-    def arrange(self, *rows: widgets.Widget) -> None:
-        layout = {"max_width": "820px", "padding": "4px", "overflow": "hidden"}
-        self.box = widgets.VBox([*rows, theme()], layout=layout)
 
     def say(self, text: str, kind: str = "info") -> None:
         self.status.value = message(text, kind)
@@ -46,11 +42,13 @@ class Panel:
         except Exception as error:
             self.say(describe_error(error), "bad")
 
-    def run(self) -> None:
-        raise NotImplementedError
-
     def _ipython_display_(self) -> None:  # of a cell that ends with the panel
         self.run()
+
+
+def boxed(*rows: widgets.Widget) -> widgets.VBox:
+    layout = {"max_width": "820px", "padding": "4px", "overflow": "hidden"}
+    return widgets.VBox([*rows, theme()], layout=layout)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -152,20 +150,19 @@ class View:
         on = {n: bool(b.value) and n not in self.unavailable for n, b in self.boxes.items()}
         return on | {name: field.value for name, field in self.fields.items()}
 
-    def enable(self, settings=False, start=False, stop=False, profile=False) -> None:
-        """Unlock what is named; all else can only be read."""
+    def enable(self, settings=False, start=False, training=False) -> None:
+        """Unlock what is named, Stop and Profile with `training`; all else can only be read."""
         self.can_start = start
         for name, box in self.boxes.items():
             box.disabled = not settings or name in self.unavailable
         for field in self.fields.values():
             field.lock(not settings)
         self.start.disabled = not start
-        self.stop.disabled = not stop
-        self.profile.disabled = not profile
+        self.stop.disabled = self.profile.disabled = not training
 
     def running(self, started: bool = True) -> None:
         """Lock the settings; buttons work once the training has `started`."""
-        self.enable(stop=started, profile=started)
+        self.enable(training=started)
         for name in self.unavailable:
             self.boxes[name].value = False
         self.bar.bar_style = "info"

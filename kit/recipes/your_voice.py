@@ -10,7 +10,7 @@ from kit.audio.clip import load_wave, read_clip
 from kit.base.errors import KitError
 from kit.base.run import find_run, numbered, read_run_file
 from kit.dataset import data_report
-from kit.notebook.question import Question
+from kit.notebook.question import ask_question
 from kit.notebook.result import Result, Sound, is_watched
 from kit.recipes.base_model import CODEC, RELEASE, Release, releases, require_licence
 from kit.recipes.evaluate import Evaluation
@@ -166,7 +166,7 @@ class YourVoice:
         }
         words = release.name if few else "from scratch"
         text = f"Recommended with {reason}: {words}."
-        return Question(text, answers, default).ask(), "as was answered"
+        return ask_question(text, answers, default), "as was answered"
 
     def prepare(self) -> Result:
         """Take every step from recordings to batches; finished ones are not repeated."""

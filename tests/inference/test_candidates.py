@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import random
 
 import pytest
 import torch
@@ -27,14 +28,12 @@ PARTS = {"codec.safetensors": "a", "tokenizer.model": "b"}
 
 def spoken(count: int, seed: int) -> tuple[list[torch.Tensor], list[str]]:
     """Codes and texts: each letter for two to four codes, of the two that mean it."""
-    random = torch.Generator().manual_seed(seed)
+    rng = random.Random(seed)
     codes, texts = [], []
     for _ in range(count):
-        drawn = torch.randint(len(LETTERS), (6,), generator=random).tolist()
-        letters = [letter for letter, _ in itertools.groupby(drawn)]
-        times = torch.randint(1, 4, (len(letters),), generator=random).tolist()
-        pairs = [[n, n + len(LETTERS)][:two] * 2 for n, two in zip(letters, times)]
-        codes.append(torch.tensor(list(itertools.chain(*pairs))))
+        letters = [n for n, _ in itertools.groupby(rng.choices(range(6), k=6))]
+        row = [rng.choice(((n, n), (n, n + 6, n, n + 6))) for n in letters]
+        codes.append(torch.tensor(sum(row, ())))
         texts.append("".join(LETTERS[n] for n in letters))
     return codes, texts
 
@@ -54,14 +53,14 @@ def trained() -> tuple[CodeReader, FitSchedule]:
     return reader, fit_schedule
 
 
-def test_it_reads_codes_it_never_saw_and_says_how_well(trained):
+def test_it_transcribes_new_codes_and_reports_its_error_rate(trained):
     reader, fit_schedule = trained
     codes, texts = spoken(20, seed=2)
     assert sum(a == b for a, b in zip(reader.transcribe(codes), texts)) >= 18
     assert fit_schedule.figure < 0.05 and fit_schedule.ending.startswith("after 150 steps")
 
 
-def test_a_reading_that_says_its_text_fits_better_than_one_that_does_not(trained):
+def test_codes_match_their_own_text_better_than_another(trained):
     reader = trained[0]
     codes, texts = spoken(20, seed=2)
     own = reader.text_mismatch(texts, codes)
@@ -71,7 +70,7 @@ def test_a_reading_that_says_its_text_fits_better_than_one_that_does_not(trained
     assert own == pytest.approx(alone, abs=0.2)  # a longer row's blanks reach a few codes in
 
 
-def test_too_few_codes_none_at_all_and_no_letters_are_the_worst_there_is_not_an_error(trained):
+def test_too_few_codes_and_texts_without_letters_get_a_score_not_an_error(trained):
     reader, _ = trained
     codes = [torch.tensor([0, 1]), torch.tensor([], dtype=torch.long), torch.tensor([0, 6, 0])]
     few, none, silent = reader.text_mismatch(["abcdef", "a", "?!"], codes)
@@ -80,16 +79,26 @@ def test_too_few_codes_none_at_all_and_no_letters_are_the_worst_there_is_not_an_
     assert reader.text_mismatch(["a"], [torch.tensor([], dtype=torch.long)]) == [worst]
 
 
-def test_its_file_brings_it_back_and_knows_whose_codes_it_reads(trained, tmp_path):
+def test_a_saved_reader_is_loaded_only_for_the_tokenizer_and_codec_it_was_trained_with(
+    trained, tmp_path
+):
     reader, _ = trained
     candidates.save_reader(reader, tmp_path / READER, PARTS)
     codes, texts = spoken(5, seed=4)
     load = candidates.load_matching_reader
-    there = load(tmp_path, PARTS)
-    assert there.text_mismatch(texts, codes) == reader.text_mismatch(texts, codes)
-    assert there.config == reader.config and there.levels == LEVELS
+    loaded = load(tmp_path, PARTS)
+    assert loaded.text_mismatch(texts, codes) == reader.text_mismatch(texts, codes)
+    assert loaded.config == reader.config and loaded.levels == LEVELS
     assert load(tmp_path, PARTS | {"codec.safetensors": "another"}) is None
     assert load(tmp_path / "nowhere", PARTS) is None
+
+
+def test_the_loss_of_too_few_codes_is_finite():
+    reader = made()
+    loss = reader.loss([torch.tensor([0, 1]), torch.tensor([2, 8, 2])], ["abcdef", "c"])
+    assert torch.isfinite(loss) and loss > 0
+    loss.backward()
+    assert all(torch.isfinite(p.grad).all() for p in reader.parameters() if p.grad is not None)
 
 
 HEAD = AlignmentHead(1, 1)
@@ -104,86 +113,78 @@ def model():
     return model
 
 
-def readings():
-    """Texts and readings of unequal length, references."""
+def candidate_rows():
+    """Texts and codes of unequal length, references."""
     texts, codes, cond = random_rows(GPT, 5, seed=2)
     return texts, [torch.tensor(row) for row in codes], cond
 
 
 @torch.inference_mode()
-def test_the_looks_are_those_of_the_models_own_attention(model):
-    texts, codes, cond = readings()
+def test_text_attention_is_the_models_own(model):
+    texts, codes, cond = candidate_rows()
     decoder = Decoder(model, alignment_head=HEAD)
-    looks, pieces = candidates.text_attention(decoder, texts, cond, codes)
-    for i, (text, said) in enumerate(zip(texts, codes)):
-        batch = pack(GPT, [text], [said.tolist()], cond[i : i + 1])
-        wanted = text_attention_maps(model, batch)[HEAD][: len(said) + 1]
-        wanted = wanted / wanted.sum(-1, keepdim=True)
-        assert pieces[i] == wanted.shape[1]
-        padding, found = looks[i].split([looks.shape[2] - wanted.shape[1], wanted.shape[1]], dim=1)
-        assert torch.allclose(found[: len(said) + 1], wanted, atol=1e-5) and not padding.any()
+    attention, tokens = candidates.text_attention(decoder, texts, cond, codes)
+    for i, (text, row_codes) in enumerate(zip(texts, codes)):
+        batch = pack(GPT, [text], [row_codes.tolist()], cond[i : i + 1])
+        count = len(row_codes) + 1
+        expected = text_attention_maps(model, batch)[HEAD][:count]
+        expected = expected / expected.sum(-1, keepdim=True)
+        assert tokens[i] == expected.shape[1]
+        padding, actual = attention[i].tensor_split([-expected.shape[1]], dim=1)
+        assert torch.allclose(actual[:count], expected, atol=1e-5) and not padding.any()
 
 
-def score_by_hand(looks: torch.Tensor) -> float:
-    """The best of all ways from the first piece of a map (Q, T) to its last."""
-    codes, pieces = looks.shape
+def score_by_hand(attention: torch.Tensor) -> float:
+    """The best of all paths from the first token of a map (Q, T) to its last."""
+    codes, tokens = attention.shape
     best = math.log(FLOOR) * codes
-    for turns in itertools.combinations(range(1, codes), pieces - 1):
-        piece = [sum(n >= turn for turn in turns) for n in range(codes)]
-        best = max(best, sum(math.log(looks[n, at] + FLOOR) for n, at in enumerate(piece)))
+    for steps in itertools.combinations(range(1, codes), tokens - 1):
+        path = [sum(n >= step for step in steps) for n in range(codes)]
+        best = max(best, sum(math.log(attention[n, i] + FLOOR) for n, i in enumerate(path)))
     return best / codes
 
 
-def test_the_best_path_is_the_best_of_all():
-    random = torch.Generator().manual_seed(0)
+def test_the_best_path_is_the_best_of_all_paths():
+    torch.manual_seed(0)
     lengths = torch.tensor([7, 4, 6, 3, 3])
-    pieces = torch.tensor([4, 4, 2, 1, 4])  # the last has too few codes for its pieces
-    looks = torch.rand(5, 7, 4, generator=random)
-    looks *= torch.arange(4) >= 4 - pieces[:, None, None]
-    found = candidates.best_path_scores(looks, pieces, lengths)
-    by_hand = [score_by_hand(looks[i, : lengths[i], 4 - pieces[i] :]) for i in range(5)]
-    assert found[-1].item() == pytest.approx(math.log(FLOOR))
-    assert found.tolist() == pytest.approx(by_hand, rel=1e-5)
+    tokens = torch.tensor([4, 4, 2, 1, 4])  # the last has too few codes for its tokens
+    attention = torch.rand(5, 7, 4)
+    attention *= torch.arange(4) >= 4 - tokens[:, None, None]
+    scores = candidates.best_path_scores(attention, tokens, lengths)
+    by_hand = [score_by_hand(attention[i, : lengths[i], 4 - tokens[i] :]) for i in range(5)]
+    assert scores[-1].item() == pytest.approx(math.log(FLOOR))
+    assert scores.tolist() == pytest.approx(by_hand, rel=1e-5)
 
 
-def test_of_several_candidates_the_one_that_follows_the_text_is_kept(model):
+def test_of_several_candidates_the_one_that_follows_the_text_is_chosen(model):
     shape = {"best_of": 5, "max_codes_per_text_id": 1.0, "retries": 0}
     config = GenerateConfig(temperature=2.0, top_k=0, **shape)
-    texts, _, cond = readings()
+    texts, _, cond = candidate_rows()
     decoder = Decoder(model, alignment_head=HEAD)
-    each = [text for text in texts for _ in range(5)]
-    references = cond.repeat_interleave(5, 0)
-    seeds = [[candidate_seed(config, text, i % 5)] for i, text in enumerate(each)]
-    rows = decode(decoder, each, references, config, seeds)
-    assert len({tuple(row.codes.tolist()) for row in rows[:5]}) > 1, "drawn apart"
-    sure = alignment_scores(decoder, each, references, [row.codes for row in rows])
-    choices = []
+    seeds = [[candidate_seed(config, text, i) for i in range(5)] for text in texts]
+    rows = decode(decoder, texts, cond, config, seeds)
+    assert len({tuple(row.codes.tolist()) for row in rows[:5]}) > 1, "each was sampled"
+    repeated = [text for text in texts for _ in range(5)], cond.repeat_interleave(5, 0)
+    alignment = alignment_scores(decoder, *repeated, [row.codes for row in rows])
+    log_probs = []
     for follow in (0.0, 1.5, 1e6):
-        found = generate(decoder, texts, cond, dataclasses.replace(config, follow=follow))
-        worth = [(row.stopped, row.log_prob + follow * nats) for row, nats in zip(rows, sure)]
-        for first, kept in zip(range(0, len(rows), 5), found, strict=True):
-            best = max(range(first, first + 5), key=lambda i: worth[i])
-            assert torch.equal(kept.codes, rows[best].codes)
-        choices.append([row.log_prob for row in found])
-    assert choices[0] != choices[2]
-    without = [row.log_prob for row in generate(model, texts, cond, config)]
-    assert without == choices[0], "no head is known: likelihood alone"
+        chosen = generate(decoder, texts, cond, dataclasses.replace(config, follow=follow))
+        scores = [(row.stopped, row.log_prob + follow * n) for row, n in zip(rows, alignment)]
+        for first, row in zip(range(0, len(rows), 5), chosen, strict=True):
+            best = max(range(first, first + 5), key=scores.__getitem__)
+            assert torch.equal(row.codes, rows[best].codes)
+        log_probs.append([row.log_prob for row in chosen])
+    assert log_probs[0] != log_probs[2]
+    without_head = [row.log_prob for row in generate(model, texts, cond, config)]
+    assert without_head == log_probs[0], "by likelihood alone"
 
 
-def test_training_on_rows_without_a_way_through_stays_finite():
-    reader = made()
-    loss = reader.loss([torch.tensor([0, 1]), torch.tensor([2, 8, 2])], ["abcdef", "c"])
-    assert torch.isfinite(loss) and loss > 0
-    loss.backward()
-    assert all(torch.isfinite(p.grad).all() for p in reader.parameters() if p.grad is not None)
-
-
-def test_rows_are_scored_alike_alone_and_together(model, monkeypatch):
-    texts, codes, cond = readings()
+def test_scores_do_not_depend_on_the_batch(model, monkeypatch):
+    texts, codes, cond = candidate_rows()
     decoder = Decoder(model, alignment_head=HEAD)
     together = alignment_scores(decoder, texts, cond, codes)
     assert len(set(together)) == len(texts)
     monkeypatch.setitem(candidates.BATCH_ELEMENTS, "cpu", 1)
     assert alignment_scores(decoder, texts, cond, codes) == pytest.approx(together, rel=1e-4)
-    pieces = [[mel] for mel in cond]
-    assert alignment_scores(decoder, texts, pieces, codes) == pytest.approx(together, rel=1e-4)
+    segments = [[mel] for mel in cond]
+    assert alignment_scores(decoder, texts, segments, codes) == pytest.approx(together, rel=1e-4)

@@ -60,7 +60,7 @@ def trained(model, texts, codes, cond) -> torch.Tensor:
     return torch.stack([model.code_head(training_states(model, *row)) for row in rows])
 
 
-def said(decoder, texts, cond, config: GenerateConfig = GREEDY) -> list[list[int]]:
+def codes_of(decoder, texts, cond, config: GenerateConfig = GREEDY) -> list[list[int]]:
     return [row.codes.tolist() for row in generate(decoder, texts, cond, config)]
 
 
@@ -72,15 +72,15 @@ IDS = {"start_text_id": 3, "stop_text_id": 0, "start_code_id": 5, "stop_code_id"
 
 
 @pytest.mark.parametrize("ids", [{}, IDS])
-def test_every_step_is_the_training_paths(ids):
+def test_every_step_gives_the_logits_of_training(ids):
     model = loud(**ids)
-    wanted, found = trained(model, *rows()), decoded(Decoder(model), *rows())
-    assert wanted.abs().max() > 1  # or the tolerance would say nothing
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
-    assert torch.equal(found.argmax(-1), wanted.argmax(-1))
+    expected, actual = trained(model, *rows()), decoded(Decoder(model), *rows())
+    assert expected.abs().max() > 1  # or the tolerance would say nothing
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+    assert torch.equal(actual.argmax(-1), expected.argmax(-1))
     texts, _, cond = rows()
     stops = {model.config.start_code, model.config.stop_code}
-    assert not any(stops & {*codes} for codes in said(model, texts, cond))
+    assert not any(stops & {*codes} for codes in codes_of(model, texts, cond))
 
 
 @pytest.mark.parametrize("weights", ["fp32", "bf16", "fp16", "int8-weight-only"])
@@ -94,15 +94,15 @@ def test_a_row_is_the_same_alone_and_among_longer_ones(model, weights):
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_attention_made_for_the_compiler_is_the_same(masked):
+def test_attention_for_the_compiler_is_pytorchs(masked):
     draw = partial(torch.randn, generator=torch.Generator().manual_seed(0))
     q, k, v = draw(2, 4, 1, 64), *draw(2, 2, 4, 110, 64)
     mask = torch.where(draw(2, 1, 1, 110) > 1, float("-inf"), 0.0) if masked else None
-    wanted = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    torch.testing.assert_close(torch.compile(attend, backend="eager")(q, k, v, mask), wanted)
+    expected = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    torch.testing.assert_close(torch.compile(attend, backend="eager")(q, k, v, mask), expected)
 
 
-def test_one_cache_serves_graphs_of_every_batch_size(model, monkeypatch):
+def test_graphs_of_every_batch_size_share_one_cache(model, monkeypatch):
     """What a text left in it changes nothing; a larger batch drops it and its graphs."""
     decoder, eager = graphed(model, monkeypatch), Decoder(model)
     for seed in (1, 2, 1):
@@ -141,7 +141,7 @@ def test_a_compiled_step_is_the_eager_one(one_layer, compiler):
     decoder, eager = Decoder(one_layer, compile=True), Decoder(one_layer)
     texts, codes, cond = rows(3)
     before = graphs()
-    assert said(decoder, texts, cond) == said(eager, texts, cond)
+    assert codes_of(decoder, texts, cond) == codes_of(eager, texts, cond)
     [(count, _)] = decoder.compiled.ready
     assert count == 4 and decoder.warm_up_s > 0  # filled up from 3 rows
     assert graphs() == before + 1
@@ -150,25 +150,25 @@ def test_a_compiled_step_is_the_eager_one(one_layer, compiler):
     for same in ([[1] * 3] * 4, [[1] * 18, *texts]):
         four = cond[[0, 1, 2, 0]]
         short = GenerateConfig(temperature=0, exact_codes=5)
-        assert said(decoder, same, four, short) == said(eager, same, four, short)
+        assert codes_of(decoder, same, four, short) == codes_of(eager, same, four, short)
     forced = [*texts, texts[0]], codes[[0, 1, 2, 0]], cond[[0, 1, 2, 0]]
-    found = decoded(decoder, *forced)
-    torch.testing.assert_close(found, decoded(eager, *forced), rtol=1e-4, atol=1e-4)
+    actual = decoded(decoder, *forced)
+    torch.testing.assert_close(actual, decoded(eager, *forced), rtol=1e-4, atol=1e-4)
     assert graphs() == before + 1 and decoder.ran == "fp32"
 
 
 @pytest.mark.long
-def test_where_the_compiler_fails_steps_run_without_it(one_layer, compiler):
+def test_if_the_compiler_fails_steps_run_without_it(one_layer, compiler):
     decoder, (texts, _, cond) = Decoder(one_layer, compile=True), rows(3)
-    wanted = said(Decoder(one_layer), texts, cond)
+    expected = codes_of(Decoder(one_layer), texts, cond)
     with torch._inductor.config.patch({"cpp.cxx": ("/no/such/compiler",)}):
         for _ in range(2):
-            assert said(decoder, texts, cond) == wanted
+            assert codes_of(decoder, texts, cond) == expected
     assert decoder.ran.startswith("fp32; not compiled: ") and decoder.ran.count("not") == 1
 
 
 @torch.inference_mode()
-def test_who_speaks_beside_a_graph_spoils_no_step_of_it(model, monkeypatch):
+def test_another_text_decoded_meanwhile_changes_no_step(model, monkeypatch):
     decoder, request = graphed(model, monkeypatch), rows(2)
     single = [tuple(part[i : i + 1] for part in request) for i in (0, 1)]
     alone = [decoded(Decoder(model), *each) for each in single]
@@ -189,28 +189,28 @@ def test_who_speaks_beside_a_graph_spoils_no_step_of_it(model, monkeypatch):
 @pytest.mark.parametrize("weights", ["fp32", "bf16", "int8"])
 def test_cuda_graphs_compute_what_eager_steps_do_in_any_thread(weights):
     model, request = loud().cuda(), rows(3, codes=20)
-    wanted = decoded(Decoder(model, weights=weights), *request)
+    expected = decoded(Decoder(model, weights=weights), *request)
     decoder = Decoder(model, weights=weights, compile=True)
     with ThreadPoolExecutor(1) as other:
         work = partial(decoded, decoder, *request)
         for logits in (work(), other.submit(work).result()):
-            difference = (logits - wanted).abs().mean()
-            assert difference < (1e-3 if weights == "fp32" else 0.05) * wanted.std()
+            difference = (logits - expected).abs().mean()
+            assert difference < (1e-3 if weights == "fp32" else 0.05) * expected.std()
     assert not decoder.can_drop_rows
     assert "not compiled" not in decoder.ran and "no CUDA graph" not in decoder.ran
 
 
-def test_without_a_compiler_it_is_the_decoder_of_eager_steps(model, monkeypatch):
+def test_without_a_compiler_steps_are_eager(model, monkeypatch):
     monkeypatch.setenv("PATH", "")
     eager, decoder = Decoder(model), Decoder(model, compile=True)
     assert decoder.ran == f"{eager.ran}; not compiled: no C++ compiler (install g++)"
     texts, _, cond = rows(3)
-    assert said(decoder, texts, cond) == said(eager, texts, cond)
+    assert codes_of(decoder, texts, cond) == codes_of(eager, texts, cond)
     assert not decoder.warm_up_s
 
 
 @pytest.mark.parametrize("weights", ["fp32", "bf16", "int8", "int8-weight-only"])
-def test_the_model_is_left_as_it_was(weights):
+def test_the_model_is_not_changed(weights):
     model = tiny_model().train()
     before = copy.deepcopy(model.state_dict())
     decoded(Decoder(model, weights=weights), *rows())
@@ -219,29 +219,29 @@ def test_the_model_is_left_as_it_was(weights):
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 
 
-@pytest.mark.parametrize(("weights", "value"), [("fp32", float("nan")), ("int8", float("inf"))])
-def test_damaged_weights_are_reported_at_once(weights, value):
-    damaged = tiny_model()
-    damaged.code_position.weight.data[3, 3] = value
-    with pytest.raises(SpeechError, match=r"code_position.* is not finite.* earlier checkpoint"):
-        Decoder(damaged, weights)
+DAMAGED = "code_position.* is not finite.* earlier checkpoint"
+REFUSED = [("fp32", float("nan"), DAMAGED), ("int8", float("inf"), DAMAGED)]
+REFUSED += [("int5", 0.0, "'int5'.*`int8`")]
 
 
-def test_an_unknown_format_names_the_nearest():
-    with pytest.raises(SpeechError, match=r"'int5'.*`int8`"):
-        Decoder(tiny_model(), "int5")
+@pytest.mark.parametrize(("weights", "value", "facts"), REFUSED)
+def test_damaged_weights_and_unknown_formats_are_refused(weights, value, facts):
+    model = tiny_model()
+    model.code_position.weight.data[3, 3] = value
+    with pytest.raises(SpeechError, match=facts):
+        Decoder(model, weights)
 
 
 @pytest.mark.long
 def test_two_threads_may_speak_while_one_compiles(one_layer, compiler):
     decoder, (texts, _, cond) = Decoder(one_layer, compile=True), rows(3)
-    wanted = said(Decoder(one_layer), texts, cond)
+    expected = codes_of(Decoder(one_layer), texts, cond)
     with ThreadPoolExecutor(2) as both:
-        for asked in [both.submit(said, decoder, texts, cond) for _ in range(2)]:
-            assert asked.result() == wanted
+        for asked in [both.submit(codes_of, decoder, texts, cond) for _ in range(2)]:
+            assert asked.result() == expected
 
 
-def test_where_triton_fails_plain_steps_are_captured(model, monkeypatch):
+def test_if_triton_fails_plain_steps_are_captured(model, monkeypatch):
     errors = pytest.importorskip("triton.runtime.errors")
     settings = []
 
@@ -252,9 +252,9 @@ def test_where_triton_fails_plain_steps_are_captured(model, monkeypatch):
     decoder, (texts, _, cond) = graphed(model, monkeypatch), rows(3)
     decoder.compiled.compiles = True
     decoder.compiled.parts = fail, fail
-    wanted = said(Decoder(model), texts, cond)
+    expected = codes_of(Decoder(model), texts, cond)
     for _ in range(2):
-        assert said(decoder, texts, cond) == wanted
+        assert codes_of(decoder, texts, cond) == expected
     assert decoder.ran.startswith("fp32; not compiled: out of resource: shared memory")
     assert decoder.compiled is not None and decoder.compiled.ready
     assert settings == [True]
@@ -273,8 +273,8 @@ def test_cuda_graphs_sample_what_eager_steps_do(compiled, monkeypatch):
     alike = []
     for config in (*configs, *configs):
         for count in (1, 3):
-            wanted = said(eager, texts[:count], cond[:count].cuda(), config)
-            found = said(decoder, texts[:count], cond[:count].cuda(), config)
-            alike += [one == other for one, other in zip(found, wanted)]
+            expected = codes_of(eager, texts[:count], cond[:count].cuda(), config)
+            actual = codes_of(decoder, texts[:count], cond[:count].cuda(), config)
+            alike += [one == other for one, other in zip(actual, expected)]
     assert sum(alike) >= 0.9 * len(alike)  # rounding may turn a near tie
     assert "not compiled" not in decoder.ran and "no CUDA graph" not in decoder.ran

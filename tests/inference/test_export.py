@@ -41,10 +41,10 @@ def folder(voice, tmp_path):
     return export_voice(voice, tmp_path / "voice", "fp32", OWN)
 
 
-def codes(voice: Voice, decoder: Decoder | None = None) -> list[list[int]]:
+def codes(voice: Voice, decoder: Decoder) -> list[list[int]]:
     ids = [voice.ids(line) for line in LINES]
     cond = torch.stack([voice.reference("brook")] * len(ids))
-    spoken = generate(decoder or Decoder(voice.model), ids, cond, GREEDY)
+    spoken = generate(decoder, ids, cond, GREEDY)
     assert len({tuple(row.codes.tolist()) for row in spoken}) > 1
     return [row.codes.tolist() for row in spoken]
 
@@ -73,7 +73,7 @@ def test_a_voice_whose_texts_were_not_respelt_reads_letters_as_they_are(voice, t
         again.ids("ሠላም")
 
 
-def test_a_voice_of_phonemes_is_given_phonemes_wherever_it_is_taken(tmp_path):
+def test_an_exported_voice_of_phonemes_gets_phonemes(tmp_path):
     made = opinionated_voice(tmp_path, phonemes="am")
     again = load_export(export_voice(made, tmp_path / "export", "fp32"))
     ids = again.ids("ሰላም ለሁሉም")
@@ -93,7 +93,7 @@ def test_the_card_describes_the_folder(voice, folder):
 
 
 @pytest.mark.long
-def test_the_readmes_lines_speak_without_what_training_needs(voice, folder):
+def test_the_code_of_the_readme_speaks_with_few_dependencies(voice, folder):
     lines = re.findall(r"^    (.*)$", (folder / "README.md").read_text(), re.M)
     needless = "torchaudio", "soundfile", "yaml", "orjson", "psutil", "matplotlib", "ipywidgets"
     code = [f"import sys; sys.modules |= dict.fromkeys({needless})", *lines]
@@ -103,11 +103,11 @@ def test_the_readmes_lines_speak_without_what_training_needs(voice, folder):
     subprocess.run(call, cwd=folder, env=environment, timeout=600, check=True)
     wave, rate = soundfile.read(folder / "speech.wav", dtype="float32")
     assert rate == voice.codec.sample_rate
-    said = voice.speak(LINES[:1], "alma", OWN)[0].wave.numpy()
-    assert len(wave) == len(said) and abs(wave - said).max() < 1e-4
+    spoken = voice.speak(LINES[:1], "alma", OWN)[0].wave.numpy()
+    assert len(wave) == len(spoken) and abs(wave - spoken).max() < 1e-4
 
 
-def test_the_program_of_the_docs_speaks(voice, folder, monkeypatch, capsys):
+def test_the_code_of_the_docs_speaks(voice, folder, monkeypatch, capsys):
     guide = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
     code = guide.split("## The voice in a program")[1].split("```python\n")[1].split("```")[0]
     code = code.replace("The text to say.", LINES[0]).replace("runs/mine/export", ".")
@@ -123,10 +123,10 @@ def test_half_precision_is_the_rounded_model(voice, tmp_path, weights, dtype):
     folders = [export_voice(voice, tmp_path / name, name) for name in (weights, "fp32")]
     half, full = (read_card(each).files["model.safetensors"]["bytes"] for each in folders)
     assert half < 0.6 * full
-    found = load_export(folders[0]).model.state_dict()
+    loaded = load_export(folders[0]).model.state_dict()
     for name, weight in voice.model.state_dict().items():
-        assert found[name].dtype == torch.float32
-        assert torch.equal(found[name], weight.to(dtype).float())
+        assert loaded[name].dtype == torch.float32
+        assert torch.equal(loaded[name], weight.to(dtype).float())
 
 
 def test_int8_speaks_as_the_model_it_was_made_from(voice, tmp_path):
@@ -138,14 +138,14 @@ def test_int8_speaks_as_the_model_it_was_made_from(voice, tmp_path):
         if kind == "bias" or owner not in linears or name.startswith("conditioner."):
             weight.data = weight.data.half().float()
         else:
-            found = int8(again.model.get_parameter(name))
-            assert all(torch.equal(a, b) for a, b in zip(found, int8(weight)))
-    wanted = codes(voice, Decoder(original, weights="int8"))
-    assert codes(again, Decoder(again.model, weights="int8")) == wanted
-    assert codes(again, again.decoder) == wanted  # the decoder it speaks through by default
+            actual = int8(again.model.get_parameter(name))
+            assert all(torch.equal(a, b) for a, b in zip(actual, int8(weight)))
+    expected = codes(voice, Decoder(original, weights="int8"))
+    assert codes(again, Decoder(again.model, weights="int8")) == expected
+    assert codes(again, again.decoder) == expected  # the decoder it speaks through by default
 
 
-def test_an_interrupted_export_leaves_the_one_before(voice, tmp_path, monkeypatch):
+def test_an_interrupted_export_keeps_the_older_one(voice, tmp_path, monkeypatch):
     before = {p.name: p.read_bytes() for p in export_voice(voice, tmp_path, "fp16").iterdir()}
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(export, "describe", Mock(side_effect=KeyboardInterrupt))
@@ -205,7 +205,9 @@ def test_a_card_may_name_its_language_and_the_owners_readme_is_kept(voice, folde
 
 
 @pytest.mark.parametrize(("value", "weights"), [(float("nan"), "int8"), (1e6, "fp16")])
-def test_weights_a_format_cannot_hold_are_refused_and_spoil_nothing(voice, folder, value, weights):
+def test_weights_that_overflow_are_refused_and_the_older_export_is_kept(
+    voice, folder, value, weights
+):
     damaged = dataclasses.replace(voice, model=copy.deepcopy(voice.model))
     damaged.model.gpt.h[1].mlp.c_fc.weight.data[3, 3] = value
     with pytest.raises(SpeechError, match=rf"c_fc.* is not finite in {weights}: export as fp32"):
@@ -242,7 +244,7 @@ def test_a_card_of_another_kind_is_named(folder, text):
 
 
 @pytest.mark.parametrize("size", [1e-12, 1e-7, 1.0, 1e4])
-def test_rounding_again_finds_the_same_whole_numbers(size):
+def test_quantising_again_gives_the_same_int8_weights(size):
     rounded, scale = int8(torch.randn(20_000, 5) * size * torch.rand(20_000, 1))
     again = int8(unpacked({"w": rounded, "w" + SCALE: scale})["w"])
     assert torch.equal(again[0], rounded) and torch.equal(again[1], scale)

@@ -1,4 +1,4 @@
-"""Number formats: small, near, and what cannot run here is said."""
+"""Number formats: small, near, and reported if this machine cannot run them."""
 
 import pytest
 import torch
@@ -37,17 +37,17 @@ def both(kind, dtype, linear: nn.Linear, rows: int = 3) -> tuple[torch.Tensor, t
 
 @pytest.mark.parametrize(("kind", "dtype", "near"), LAYERS)
 @pytest.mark.parametrize("rows", [1, FEW_ROWS, FEW_ROWS + 5])
-def test_the_product_is_near_the_plain_one(kind, dtype, near, rows):
+def test_a_layer_is_near_the_plain_one(kind, dtype, near, rows):
     if (kind, dtype) == (layers.WeightOnlyInt8, FP16) and rows <= FEW_ROWS:
         pytest.skip("fp16 activations are for GPUs; of a few rows no CPU kernel is asked")
     torch.manual_seed(0)
     for bias in (True, False):
-        wanted, found = both(kind, dtype, nn.Linear(256, 72, bias=bias), rows)
-        assert found.shape == wanted.shape
-        assert (found - wanted).norm() / wanted.norm() < near
+        expected, actual = both(kind, dtype, nn.Linear(256, 72, bias=bias), rows)
+        assert actual.shape == expected.shape
+        assert (actual - expected).norm() / expected.norm() < near
 
 
-def test_every_weight_is_within_half_a_step_of_its_channel():
+def test_int8_weights_are_within_half_a_step():
     weight = torch.randn(40, 64) * torch.logspace(-6, 3, 40)[:, None]
     rounded, scale = int8(weight)
     assert rounded.dtype == torch.int8 and (rounded.abs().amax(1) == 127).all()
@@ -73,7 +73,7 @@ CHOICES = [
 
 
 @pytest.mark.parametrize(("weights", "compiled", "lacks", "kind", "dtype", "fact"), CHOICES)
-def test_what_a_cpu_takes(weights, compiled, lacks, kind, dtype, fact, monkeypatch):
+def test_the_layer_for_a_cpu(weights, compiled, lacks, kind, dtype, fact, monkeypatch):
     for name in ABILITIES:
         monkeypatch.setattr(layers, name, lambda *_, able=name not in lacks: able)
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
@@ -82,7 +82,7 @@ def test_what_a_cpu_takes(weights, compiled, lacks, kind, dtype, fact, monkeypat
 
 
 @pytest.mark.parametrize("bf16", [True, False])
-def test_what_a_gpu_takes(bf16, monkeypatch):
+def test_the_layer_for_a_gpu(bf16, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: bf16)
     half = BF16 if bf16 else FP16
     assert choose_layer("fp16", CUDA, compiled=True)[:2] == (PlainLinear, FP16)

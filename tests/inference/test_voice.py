@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import io
+from unittest.mock import patch
 
 import pytest
 import soundfile
@@ -43,11 +44,11 @@ def texts(count: int) -> list[str]:
 
 
 def test_every_text_is_spoken_in_order_whatever_the_batch(voice):
-    wanted = voice.speak(texts(7), "voice1", SHORT)
-    assert [(s.text, len(s.codes)) for s in wanted] == [(text, 9) for text in texts(7)]
-    assert all(torch.equal(s.wave, voice.codec.decode(s.codes[None])[0]) for s in wanted)
+    expected = voice.speak(texts(7), "voice1", SHORT)
+    assert [(s.text, len(s.codes)) for s in expected] == [(text, 9) for text in texts(7)]
+    assert all(torch.equal(s.wave, voice.codec.decode(s.codes[None])[0]) for s in expected)
     again = voice.speak(texts(7), "voice1", SHORT, batch=2)
-    assert all(torch.equal(a.codes, b.codes) for a, b in zip(wanted, again))
+    assert all(torch.equal(a.codes, b.codes) for a, b in zip(expected, again))
 
 
 def test_spelling_and_figures_are_normalised_on_the_way(voice):
@@ -61,7 +62,7 @@ WRONG += [("texts", ["ሰላም", "!?…።"], ""), ("texts", ["hello"], "")]
 
 
 @pytest.mark.parametrize(("name", "value", "fault"), WRONG)
-def test_what_does_not_go_together_is_reported(voice, name, value, fault):
+def test_wrong_texts_and_speakers_are_refused(voice, name, value, fault):
     with pytest.raises(SpeechError, match=fault):
         voice.speak(**{"texts": ["ሰላም"], "speakers": "voice0", "config": SHORT} | {name: value})
 
@@ -70,7 +71,7 @@ def long_text(sentences: int = 3) -> str:
     return "። ".join(texts(sentences)) + "።"
 
 
-def test_a_long_text_is_said_in_parts_of_the_length_it_was_trained_on(voice):
+def test_a_long_text_is_split_into_parts_of_the_length_of_the_recordings(voice):
     (whole,) = voice.speak([long_text()], "voice0", SHORT)
     assert [part.rstrip("።") for part in whole.parts] == texts(3)
     alone = voice.speak(list(whole.parts), "voice0", SHORT)
@@ -82,7 +83,7 @@ def test_a_long_text_is_said_in_parts_of_the_length_it_was_trained_on(voice):
     assert len(parts) > 3 and all(len(short.ids(p.text)) <= 6 for p in parts)
 
 
-def test_a_reading_much_slower_than_the_recordings_is_cut(voice):
+def test_speech_much_slower_than_the_recordings_is_truncated(voice):
     slow = biased(voice, -1e4, habits=Habits(pace=2.0))
     text = texts(1)[0]
     strict = GenerateConfig(temperature=0, max_codes_per_text_id=1.0)
@@ -103,7 +104,7 @@ STREAMED = GenerateConfig(temperature=0.7, seed=2, exact_codes=90)
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_pieces_of_a_stream_are_the_whole(voice, count):
+def test_chunks_of_a_stream_join_to_the_whole(voice, count):
     text = long_text(count)
     pieces = collected(voice.stream(text, "voice1", STREAMED))
     (whole,) = voice.speak([text], "voice1", STREAMED)
@@ -111,12 +112,10 @@ def test_pieces_of_a_stream_are_the_whole(voice, count):
     torch.testing.assert_close(torch.cat(pieces), whole.wave, rtol=0, atol=1e-4)
 
 
-def test_a_stream_begins_at_once_and_reports_an_end_not_found(voice, monkeypatch):
-    steps, real = [], Decoder.advance
-    count = lambda self, *args: steps.append(1) or real(self, *args)  # noqa: E731
-    monkeypatch.setattr(Decoder, "advance", count)
+def test_a_stream_begins_at_once_and_reports_an_end_not_found(voice):
     stream = voice.stream(texts(1)[0], "voice0", dataclasses.replace(STREAMED, exact_codes=200))
-    assert len(next(stream)) and len(steps) < 150
+    with patch.object(Decoder, "advance", autospec=True, side_effect=Decoder.advance) as step:
+        assert len(next(stream)) and step.call_count < 150
     with pytest.raises(SpeechError, match="did not find the end"):
         list(stream)
 
@@ -172,8 +171,8 @@ def states_of(voice: Voice, text: str, speaker: str, codes: Tensor) -> Tensor:
     """The states (N, D) at START and every code but the last, in one pass of the model's layers."""
     decoder = Decoder(voice.model)
     prompt, _ = decoder.prompt([voice.ids(text)], voice.conditioning([speaker], decoder.device))
-    said = decoder.embed(codes[:-1], torch.arange(1, len(codes)))
-    row = torch.cat((prompt, said[None]), dim=1)
+    embedded = decoder.embed(codes[:-1], torch.arange(1, len(codes)))
+    row = torch.cat((prompt, embedded[None]), dim=1)
     return voice.model.final_norm(voice.model.gpt(row))[0, -len(codes) :]
 
 
@@ -182,9 +181,9 @@ def test_the_wave_is_made_from_the_states_that_predicted_its_codes(released, spe
     (speech,) = released.speak(texts(1), speaker, SHORT)
     states = states_of(released, texts(1)[0], speaker, speech.codes)
     how = {"states": states[None], "speaker": released.vectors[speaker][None]}
-    wanted = released.codec.decode(speech.codes[None], **how)[0]
-    assert speech.wave.shape == wanted.shape == (released.codec.samples(9),)
-    assert (speech.wave - wanted).abs().max() < 1e-4 * wanted.abs().max() + 1e-5
+    expected = released.codec.decode(speech.codes[None], **how)[0]
+    assert speech.wave.shape == expected.shape == (released.codec.samples(9),)
+    assert (speech.wave - expected).abs().max() < 1e-4 * expected.abs().max() + 1e-5
     alone = released.codec.decode(speech.codes[None])[0]
     assert (speech.wave - alone).abs().max() > 1e-2, "of codes alone it is another"
 

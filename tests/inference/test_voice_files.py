@@ -37,14 +37,11 @@ def folder(tmp_path, voice):
     return tmp_path
 
 
-def texts(count: int) -> list[str]:
-    return [row.text for row in manifest() if row.split == "train"][:count]
-
-
-def test_a_voice_survives_the_disk(voice, folder):
+def test_a_saved_voice_speaks_as_before(voice, folder):
     again = load_voice(folder)
     assert again.speakers == voice.speakers and not again.model.training
-    one, two = (v.speak(texts(3), "voice2", SHORT) for v in (voice, again))
+    texts = [row.text for row in manifest() if row.split == "train"][:3]
+    one, two = (v.speak(texts, "voice2", SHORT) for v in (voice, again))
     assert all(torch.equal(a.codes, b.codes) for a, b in zip(one, two))
 
 
@@ -67,7 +64,7 @@ def test_a_missing_or_cut_or_damaged_file_is_named(folder, name):
         load_voice(folder)
 
 
-def test_a_run_without_an_average_has_one_voice(folder):
+def test_a_run_without_ema_has_one_voice(folder):
     (folder / "model-ema.safetensors").rename(folder / "model-raw.safetensors")
     assert list(load_voices(folder)) == ["raw"]
     with pytest.raises(KitError, match=r"model-ema\.safetensors.*02_train"):
@@ -124,11 +121,11 @@ SHAPES = [({"a": (40, 20)}, "40 mels of 'a', .*expects 80"), ({}, "no speaker")]
 SHAPES += [({"a": (80, 20), "b": (80, 12)}, "12 frames of 'b', .*expects 20")]
 
 
-@pytest.mark.parametrize(("shapes", "wanted"), SHAPES)
-def test_references_of_another_shape_are_reported(folder, shapes, wanted):
+@pytest.mark.parametrize(("shapes", "expected"), SHAPES)
+def test_references_of_another_shape_are_reported(folder, shapes, expected):
     mels = {name: torch.randn(shape) for name, shape in shapes.items()}
     save_references(mels, folder / "references.safetensors")
-    with pytest.raises(SpeechError, match=rf"references\.safetensors.*{wanted}"):
+    with pytest.raises(SpeechError, match=rf"references\.safetensors.*{expected}"):
         load_voice(folder)
 
 
@@ -149,7 +146,7 @@ def configure(path, **over) -> None:
     path.write_bytes(file_bytes(tensors, header))
 
 
-def test_references_say_what_made_them(folder):
+def test_references_store_their_front_end(folder):
     path = folder / "references.safetensors"
     mels = {"a": torch.randn(80, 20)}
     save_references(mels, path, front_end=MelConfig(hop_length=128))

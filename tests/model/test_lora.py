@@ -5,12 +5,13 @@ import dataclasses
 
 import pytest
 import torch
-from helpers import GPT, effective_batch, random_rows, tiny_model
+from helpers import GPT, random_rows, tiny_model
 
 from kit.base.errors import DamagedFileError
 from kit.base.tensor_file import checksum, contents, file_bytes
 from kit.model.gpt import SpeechGPT
 from kit.model.lora import LoRALinear, add_adapters, merged
+from kit.model.sequence import Batch, pack
 from kit.model.weights import load_adapters, save_adapters, warm_start_model
 from kit.settings import LoRAConfig
 
@@ -20,13 +21,12 @@ GROWN = dataclasses.replace(
 )
 
 
-def batch(config=GPT, seed: int = 0):
-    return effective_batch(config, random_rows(config, 4, seed=seed)).micro[0]
+def batch() -> Batch:
+    return pack(GPT, *random_rows(GPT, 4))
 
 
-def adapted(lora: LoRAConfig = SMALL, model: SpeechGPT | None = None) -> SpeechGPT:
-    """A model whose adapters have learnt something."""
-    model = model or tiny_model()
+def adapted(model: SpeechGPT, lora: LoRAConfig = SMALL) -> SpeechGPT:
+    """`model` with adapters that have learnt something."""
     add_adapters(model, lora)
     with torch.no_grad():
         for module in model.modules():
@@ -35,7 +35,7 @@ def adapted(lora: LoRAConfig = SMALL, model: SpeechGPT | None = None) -> SpeechG
     return model
 
 
-def test_an_adapter_begins_as_nothing():
+def test_a_new_adapter_changes_no_loss():
     model = tiny_model()
     before = [float(loss.detach()) for loss in model(batch())]
     add_adapters(model, SMALL)
@@ -43,21 +43,21 @@ def test_an_adapter_begins_as_nothing():
 
 
 @pytest.mark.parametrize("targets", [("attn.c_attn",), SMALL.targets], ids=str)
-def test_merged_it_does_the_same_under_the_names_of_its_base(targets):
-    model = adapted(dataclasses.replace(SMALL, targets=targets)).eval()
+def test_a_merged_model_has_the_same_losses_and_the_names_of_its_base(targets):
+    model = adapted(tiny_model(), dataclasses.replace(SMALL, targets=targets)).eval()
     plain = merged(model)
     assert plain.state_dict().keys() == SpeechGPT(GPT).state_dict().keys()
     with torch.no_grad():
-        found, wanted, untrained = (m(batch()) for m in (plain, model, tiny_model()))
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=0)
-    assert all(abs(a - b) > 1e-3 * b for a, b in zip(found, untrained)), "it has learnt nothing"
+        actual, expected, untrained = (m(batch()) for m in (plain, model, tiny_model()))
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=0)
+    assert all(abs(a - b) > 1e-3 * b for a, b in zip(actual, untrained)), "it has learnt nothing"
 
 
 @pytest.fixture
 def travelled(tmp_path):
     """A base, a model that grew from it and was trained, and the file of its adapters."""
     base = tiny_model()
-    model = adapted(model=warm_start_model(GROWN, base, {20: [1, 2]}))
+    model = adapted(warm_start_model(GROWN, base, {20: [1, 2]}))
     grown = ("text_embedding.weight", "text_head.weight", "text_head.bias")
     rows = dict.fromkeys(grown, GPT.text_vocab) | {"code_position.weight": GPT.max_code}
     with torch.no_grad():
@@ -68,13 +68,13 @@ def travelled(tmp_path):
     return base, model, path
 
 
-def test_adapters_alone_make_a_whole_voice_of_their_base(travelled):
+def test_saved_adapters_restore_the_model_from_its_base(travelled):
     base, model, path = travelled
     before = copy.deepcopy(base.state_dict())
-    found = load_adapters(path, base)
-    assert found.config == GROWN
+    loaded = load_adapters(path, base)
+    assert loaded.config == GROWN
     exactly = {"rtol": 0, "atol": 0}
-    torch.testing.assert_close(found.state_dict(), merged(model).state_dict(), **exactly)
+    torch.testing.assert_close(loaded.state_dict(), merged(model).state_dict(), **exactly)
     torch.testing.assert_close(base.state_dict(), before, **exactly)
     learnt = sum(tensor.numel() for tensor in contents(path)[0].values())
     assert path.stat().st_size < 4 * learnt + 8000
@@ -109,8 +109,8 @@ def test_a_damaged_or_missing_file_says_what_is_wrong(travelled, tmp_path):
         load_adapters(tmp_path / "none.safetensors", base)
 
 
-def test_merging_leaves_the_model_as_it_was_and_a_plain_one_is_itself():
-    model, plain = adapted(), tiny_model()
+def test_merging_changes_no_model_and_returns_a_plain_one_itself():
+    model, plain = adapted(tiny_model()), tiny_model()
     before = copy.deepcopy(model.state_dict())
     merged(model)
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import random
 
 import pytest
 import torch
@@ -21,8 +22,8 @@ def written_out(model: SpeechGPT, texts: list, codes: list, cond: torch.Tensor) 
     """The guide's loss from the maps a person can look at, a row and a code at a time."""
     c = model.config
     total = 0.0
-    for text, said, mel in zip(texts, codes, cond):
-        batch = pack(c, [text], [said], mel[None])
+    for text, row, mel in zip(texts, codes, cond):
+        batch = pack(c, [text], [row], mel[None])
         head = model.attention(batch)[c.layers // 2][0, 0]
         pieces = int((batch.tokens < c.text_vocab).sum())
         tokens = batch.tokens.shape[1]
@@ -34,7 +35,7 @@ def written_out(model: SpeechGPT, texts: list, codes: list, cond: torch.Tensor) 
 
 
 @pytest.mark.parametrize("shape", [{}, {"text_stop_input": False}, {"stop_targets": 1}], ids=str)
-def test_it_is_how_far_a_head_looks_from_the_diagonal(shape):
+def test_the_loss_is_the_distance_from_the_diagonal(shape):
     model = tiny_model(**shape)
     rows = random_rows(model.config, 3)
     batch = pack(model.config, *rows, pad_to=60)
@@ -43,7 +44,7 @@ def test_it_is_how_far_a_head_looks_from_the_diagonal(shape):
     assert model(batch, width)[2].item() == pytest.approx(written_out(model, *rows), rel=1e-4)
 
 
-def test_without_it_nothing_changes():
+def test_it_changes_no_other_loss():
     model = tiny_model()
     batch = pack(GPT, *random_rows(GPT, 3))
     plain = model(batch)
@@ -58,7 +59,7 @@ def state(config: TrainConfig, **switches) -> Trainer:
 
 
 @pytest.mark.parametrize("switch", ["", "sdpa", "gradient_checkpointing", "ema"])
-def test_passes_and_switches_leave_it_where_it_was(switch):
+def test_losses_do_not_depend_on_passes_and_switches(switch):
     switches = {switch: True} if switch else {}
     guided = dataclasses.replace(TRAIN, max_steps=3, guided_attention_weight=1.0)
     rows = random_rows(GPT, 8)
@@ -79,12 +80,10 @@ def test_it_fades_and_the_reported_loss_is_the_models_own():
 
 def spelt(count: int, seed: int) -> EffectiveBatch:
     """Rows whose codes say each of their text ids three times, in order."""
-    random = torch.Generator().manual_seed(seed)
-    texts = [
-        torch.randint(0, GPT.text_vocab - 2, (length,), generator=random).tolist()
-        for length in torch.randint(4, 11, (count,), generator=random).tolist()
-    ]
-    codes = [[piece for piece in text for _ in range(3)] for text in texts]
+    rng = random.Random(seed)
+    ids = range(GPT.text_vocab - 2)
+    texts = [rng.choices(ids, k=rng.randint(4, 10)) for _ in range(count)]
+    codes = [[text_id for text_id in text for _ in range(3)] for text in texts]
     batch = pack(GPT, texts, codes, torch.zeros(count, GPT.n_mels, 12))
     return EffectiveBatch(micro=[batch], position={})
 
@@ -100,11 +99,11 @@ def trained_with(guide: float) -> SpeechGPT:
 
 
 @pytest.mark.long
-def test_a_head_follows_the_text_sooner_and_it_is_the_one_that_was_shown(monkeypatch):
+def test_guided_attention_makes_a_head_follow_the_text(monkeypatch):
     models = {guide: trained_with(guide) for guide in (1.0, 0.0)}
     unlearnt = [spelt(1, seed).micro[0] for seed in (1000, 1001)]
-    found = {guide: float(diagonality(best_map(m, unlearnt[0]))) for guide, m in models.items()}
-    assert found[1.0] > 0.6 and found[1.0] > found[0.0] + 0.2
+    scores = {guide: float(diagonality(best_map(m, unlearnt[0]))) for guide, m in models.items()}
+    assert scores[1.0] > 0.6 and scores[1.0] > scores[0.0] + 0.2
     monkeypatch.setattr(text_attention, "MIN_DIAGONALITY", 0.6)
     assert find_alignment_head(models[1.0], unlearnt) == (GPT.layers // 2, 0)
     assert find_alignment_head(models[0.0], unlearnt) is None

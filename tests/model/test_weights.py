@@ -37,7 +37,7 @@ def spelt(ids: list[int]) -> dict[int, list[int]]:
     return {BASE.config.text_vocab + i: ids for i in range(NEW)}
 
 
-def test_old_rows_say_the_same():
+def test_a_larger_model_has_the_losses_of_its_base():
     model = warm_start_model(larger(), BASE, spelt([1, 2])).eval()
     texts, codes, references = random_rows(BASE.config, 4)
     with torch.no_grad():
@@ -46,7 +46,7 @@ def test_old_rows_say_the_same():
     torch.testing.assert_close(after[1], before[1])
 
 
-def test_a_new_piece_begins_as_the_mean_of_what_spelt_it():
+def test_a_new_token_starts_as_the_mean_of_those_that_spelt_it():
     model = warm_start_model(larger(), BASE, spelt([3, 7, 7]))
     for name in ("text_embedding.weight", "text_head.weight", "text_head.bias"):
         own, theirs = model.state_dict()[name], BASE.state_dict()[name]
@@ -54,7 +54,7 @@ def test_a_new_piece_begins_as_the_mean_of_what_spelt_it():
         assert torch.equal(own[: len(theirs)], theirs)
 
 
-def test_positions_that_a_run_did_without_are_there_again_at_its_end():
+def test_positions_that_a_run_left_out_are_added_at_its_end():
     short = warm_start_model(larger(max_text=8, max_code=12, dropout=0.3), BASE, spelt([0])).eval()
     assert short.config.dropout == 0.3, "the run's own"
     assert torch.equal(short.text_position.weight, BASE.text_position.weight[:8])
@@ -73,9 +73,9 @@ WRONG = [({"width": 64}, "has width 64, its base model"), ({"code_vocab": 99}, "
 WRONG += [({"start_text_id": 0}, "not grown from that model's"), (FEWER, "not grown")]
 
 
-@pytest.mark.parametrize(("over", "said"), WRONG)
-def test_what_cannot_hold_its_weights_is_refused(over, said):
-    with pytest.raises(DamagedFileError, match=said):
+@pytest.mark.parametrize(("over", "facts"), WRONG)
+def test_a_configuration_that_cannot_hold_the_weights_is_refused(over, facts):
+    with pytest.raises(DamagedFileError, match=facts):
         warm_start_model(larger(**over), BASE, {})
 
 
@@ -97,7 +97,7 @@ def test_codes_that_share_digits_are_saved_as_plain_tables(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(model(example), plain(example), strict=True))
 
 
-def test_a_training_begins_with_layers_that_read(tmp_path):
+def test_training_starts_with_pretrained_layers(tmp_path):
     path = tmp_path / "layers.safetensors"
     parts = ("gpt.", "text_position.", "code_position.")
     layers = {name: w.half() for name, w in BASE.state_dict().items() if name.startswith(parts)}
@@ -114,7 +114,7 @@ def test_a_training_begins_with_layers_that_read(tmp_path):
         first_weights(larger(width=64, pretrained_layers=True), path)
 
 
-def test_the_layers_in_configs_are_of_the_size_that_the_preset_has():
+def test_the_pretrained_layers_have_the_size_of_the_preset():
     preset = load_preset("cpu")
     model = build(GPTConfig, preset["model"] | preset["recordings"]["model"])
     assert model.pretrained_layers

@@ -36,8 +36,7 @@ def test_thinning_keeps_what_matters_and_smoothing_is_the_mean_of_finite_neighbo
 def test_small_charts_are_pictures():
     rng = np.random.default_rng(0)
     for chart in (
-        plots.histogram(rng.random(100), "length", "s"),
-        plots.histogram({"length": rng.random(100), "letters": rng.random(9)}),
+        plots.histogram({"length": rng.random(100), "letters": rng.random(9)}, {"length": [0.5]}),
         plots.bars(["baseline", "SDPA", "compile"], [1.0, 1.5, None], "steps/s", "Speed"),
         plots.curves({"raw": ([1, 2], [3, 2]), "EMA": ([1, 2], [3, 1])}, "step", "loss (nats)"),
         plots.timeline([], [(2.0, 2.5)], "talk.wav"),

@@ -1,6 +1,7 @@
 """Progress of long work and of a training: share, pace, time left, not too many lines."""
 
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -40,19 +41,16 @@ def test_a_program_gets_a_line_every_five_seconds_and_the_last(now, capsys):
 
 
 def test_a_person_gets_one_line_rewritten_in_place(now, monkeypatch):
-    shown = []
-
-    def display(data, **_):
-        shown.append(data["text/plain"])
-        return SimpleNamespace(update=display)
-
+    display = Mock()
     monkeypatch.setattr("kit.notebook.progress.display", display)
     tick = Ticker("spoken")
     tick.plain = False
     for done in range(1, 11):
         now.s += 1
         tick(done, 10)
-    assert len(shown) == 10 and shown[-1].startswith("spoken: 10 of 10")
+    update = display.return_value.update
+    assert (display.call_count, update.call_count) == (1, 9)
+    assert update.call_args.args[0]["text/plain"].startswith("spoken: 10 of 10")
 
 
 def test_pace_counts_arrivals():
@@ -93,7 +91,7 @@ def test_progress_of_hours_is_a_few_short_lines(now, capsys):
         (None, {"note": "no better"}, False, ("(no better)",)),
     ],
 )
-def test_how_a_training_ended(error, row, stopping, facts):
+def test_the_verdict_says_how_a_training_ended(error, row, stopping, facts):
     row = row if row is None else {"step": 3, "steps": 9, "loss": 1.5} | row
     text = verdict(error, row, stopping, 65.0)[0]
     assert all(fact in text for fact in facts)

@@ -52,13 +52,13 @@ def clicked(monkeypatch):
     """A person is there who clicks the answer that is set here; "": the default of the question."""
     answer = SimpleNamespace(name=RELEASE, defaults=[])
 
-    def question(_text, answers, default):
+    def ask_question(_text, answers, default):
         answer.defaults.append(default)
         assert list(answers) == [RELEASE, SCRATCH]
-        return SimpleNamespace(ask=lambda: answer.name or default)
+        return answer.name or default
 
     monkeypatch.setattr(your_voice, "is_watched", lambda: True)
-    monkeypatch.setattr(your_voice, "Question", question)
+    monkeypatch.setattr(your_voice, "ask_question", ask_question)
     return answer
 
 

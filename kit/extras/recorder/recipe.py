@@ -21,7 +21,7 @@ from kit.base.files import append_lines, digest, disk_errors, make_folder
 from kit.dataset.archive import archive_suffix, unpack
 from kit.dataset.synthetic import WORDS, Grammar, load_words
 from kit.dataset.tables import read_texts
-from kit.notebook.question import Question
+from kit.notebook.question import ask_question
 from kit.notebook.result import is_watched
 from kit.recipes.open_run import ActiveRun
 from kit.settings import ArchiveConfig, ManifestConfig
@@ -56,7 +56,7 @@ def recordings(
     page.launch(share=False, prevent_thread_lock=True, quiet=True)
     if wait and is_watched():
         answers = {"continue": "Continue with these recordings"}
-        Question("Add recordings above.", answers, "continue" if has_some else "").ask()
+        ask_question("Add recordings above.", answers, "continue" if has_some else "")
     return str(path)
 
 

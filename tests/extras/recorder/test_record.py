@@ -126,13 +126,11 @@ def test_a_notebook_in_one_piece_waits_until_all_is_recorded(tmp_path, monkeypat
     """Where something was uploaded before, a countdown continues."""
     defaults = []
 
-    def question(_text, _answers, default):
-        defaults.append(default)
-        return SimpleNamespace(ask=str)
-
     page = SimpleNamespace(launch=lambda **_: None)
     monkeypatch.setattr(record, "upload_page", lambda _folder: page)
-    monkeypatch.setattr(record, "Question", question)
+    monkeypatch.setattr(
+        record, "ask_question", lambda _text, _answers, default: defaults.append(default)
+    )
     run = SimpleNamespace(path=lambda name: tmp_path / name)
     assert record.recordings(run, "", "en", wait=True) == ""
     record.recordings(run, "upload", "en", wait=True)
