@@ -49,9 +49,7 @@ HELD_OUT_CLIPS = 32  # held-out recordings that codec and recogniser are judged 
 REUSED = "the one of before, with these settings, is used again"
 
 
-def fetch_recordings(
-    source: RunSource, run: ActiveRun, rules: ManifestConfig | None = None
-) -> Path:
+def fetch_recordings(source: RunSource, run: ActiveRun, rules: ManifestConfig) -> Path:
     """Download, unpack or synthesise missing recordings; return their folder."""
     if source.data:
         return fetch_own(source.data, run, "unpacked", rules)
@@ -59,7 +57,7 @@ def fetch_recordings(
     return make_corpus(corpus, run.path("corpus"), Ticker("spoken"))
 
 
-def fetch_own(data: str, run: ActiveRun, name: str, rules: ManifestConfig | None) -> Path:
+def fetch_own(data: str, run: ActiveRun, name: str, rules: ManifestConfig) -> Path:
     """Download or unpack a person's recordings into the folder `name` of `run`; return theirs."""
     archive = build(ArchiveConfig, run.section("archive"))
     hub = build(HubConfig, run.section("hub"))
