@@ -30,7 +30,7 @@ from kit.dataset.manifest import Utterance
 from kit.dataset.synthetic import make_corpus
 from kit.notebook.progress import Ticker
 from kit.recipes.open_run import ActiveRun, RunSource
-from kit.recipes.run_parts import START_FROM, TOKENIZER, load_base_tokenizer
+from kit.recipes.run_parts import TOKENIZER, base_voice, load_base_tokenizer
 from kit.settings import (
     ArchiveConfig,
     CorpusConfig,
@@ -96,7 +96,7 @@ def require_own_tokenizer(run: ActiveRun, source: RunSource) -> None:
     And where its phonemes are not those of the base voice.
     """
     base = load_base_tokenizer(run, source.language)
-    voice = read_run_file(run.folder / START_FROM).partition(" ")[2]
+    voice = base_voice(run)
     if base is not None and source.phonemes not in ("", base.phonemes):
         raise KitError(
             f"PHONEMES is {source.phonemes}, but the base voice {voice} spells in "

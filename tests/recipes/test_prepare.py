@@ -2,14 +2,14 @@
 
 import dataclasses
 from pathlib import Path
-from shutil import make_archive
+from shutil import copy, make_archive
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import sentencepiece as spm
 import torch
-from helpers import CORPUS, EAR, RATE, corpus, dataset, few_words, speech, tokenizer, unchecked
+from helpers import CORPUS, EAR, RATE, corpus, dataset, few_words, speech, unchecked, world
 
 from kit.audio.codec import codec_config
 from kit.base.config import build, merge
@@ -27,6 +27,7 @@ from kit.recipes.prepare_parts import (
     train_or_load_codec,
     train_or_load_recognizer,
 )
+from kit.recipes.run_parts import START_FROM, TOKENIZER
 from kit.recipes.speak import Speaking
 from kit.recipes.start import start
 from kit.recipes.train import Training
@@ -206,8 +207,6 @@ def test_a_misspelt_name_does_not_bind_the_run(tmp_path):
         mine.check()  # before any recording is read
     assert not (mine.active_run.folder / "manifest.jsonl").exists()
     Preparation(start("misspelt"), str(corpus())).check()
-    with pytest.raises(KitError, match=r"started with the data.*Start a new run"):
-        Preparation(start("misspelt"), str(tmp_path / "empty")).check()
 
 
 def test_rejected_rows_are_shown_with_their_fix_before_anything_ends(tmp_path):
@@ -244,7 +243,6 @@ def test_evaluation_data_of_its_own_is_held_out_and_never_trained(tmp_path):
     preparation.require_usable()
     again = Preparation(start("eval"))
     assert again.source.eval_data == str(other) and "evaluated on" in again.source_line
-    assert again.active_run.report()["data"]["source"]["eval_data"] == str(other)
     for wrong, message in {data: "evaluation data.*same recording", tmp_path / "no": "no"}.items():
         with pytest.raises(DatasetError, match=message):
             Preparation(start("eval-2"), data, eval_data=str(wrong)).check()
@@ -268,10 +266,9 @@ def test_texts_in_another_script_are_reported_and_shown_as_the_language_spells_t
     folder = recorded(tmp_path / "data", texts)
     message = "texts are Latin; `am` is written in Ethiopic"
     assert message in str(Preparation(start("latin_am"), folder).check())
-    for language in ("tr", "en"):
-        prep = Preparation(start(f"latin_{language}"), folder, language)
-        assert "texts are" not in str(prep.check())
-    example, spelt = taken(prep, "require_usable", "train_tokenizer")["train_tokenizer"].grid[1]
+    prep = Preparation(start("latin_en"), folder, "en")
+    assert "texts are" not in str(prep.check())
+    example, spelt = prep.train_tokenizer().grid[1]
     assert example == language_example("en") and spelt == normalize(example, "en")
     assert spelt.isascii() and not any(letter.isdigit() for letter in spelt)
 
@@ -280,14 +277,14 @@ def test_clips_longer_than_a_person_allows_are_left_out():
     limits = {"max_rejected_percent": 100.0, "max_clip_seconds": 2.0}
     preparation = Preparation(start("short"), str(corpus()), **limits)
     preparation.check()
-    assert max(row.seconds for row in preparation.checked.kept) <= 2.0
-    assert any(finding.kind == "too long" for finding in preparation.checked.refused)
+    checked = preparation.checked
+    assert checked.too_long and max(row.seconds for row in checked.kept) <= 2.0
 
 
 def test_phonemes_and_text_from_elsewhere_belong_to_the_run(tmp_path):
     """What the codes' texts were spelt in may not change under a voice that is being trained."""
     spelt = Preparation(start("phonemes"), str(corpus()), phonemes="am")
-    shown = taken(spelt, "check", "require_usable", "train_tokenizer")["train_tokenizer"]
+    shown = taken(spelt, "check", "train_tokenizer")["train_tokenizer"]
     assert spelt.tokenizer.phonemes == "am" and shown.figures["round_trip"] == 1
     with pytest.raises(KitError, match="phonemes of am"):
         Preparation(start("phonemes"), str(corpus()), phonemes="en-us").check()
@@ -296,7 +293,7 @@ def test_phonemes_and_text_from_elsewhere_belong_to_the_run(tmp_path):
     text = tmp_path / "more.txt"
     text.write_text("ሰላም ለሁሉም ይሁን ጨ\n" * 50, encoding="utf-8")
     more = Preparation(start("more_text"), str(corpus()), text=str(text))
-    taken(more, "check", "require_usable", "train_tokenizer")
+    taken(more, "check", "train_tokenizer")
     assert more.tokenizer.uncovered("ጨ") == []
 
 
@@ -368,12 +365,11 @@ def test_a_tokenizer_of_texts_as_they_are_is_refused_with_the_respelling(tmp_pat
     assert {row.text for row in kept.checked.kept} == set(texts)
 
 
-def test_phonemes_must_be_those_of_the_base_voice(monkeypatch):
+def test_phonemes_must_be_those_of_the_base_voice():
     run = start("phonetic")
-    monkeypatch.setattr("kit.recipes.prepare_parts.load_base_tokenizer", lambda *_: tokenizer())
-    run.path("start_from").write_text("0 ../runs/demo/export", encoding="utf-8")
-    for words in ({}, {"phonemes": ""}):
-        require_own_tokenizer(run, RunSource(**words))
+    copy(world() / "tokenizer.model", run.path(TOKENIZER))
+    run.path(START_FROM).write_text("0 ../runs/demo/export", encoding="utf-8")
+    require_own_tokenizer(run, RunSource())
     with pytest.raises(KitError, match=r"en-us.*runs/demo/export spells in letters"):
         require_own_tokenizer(run, RunSource(phonemes="en-us"))
     finetune = options_of("extras.finetune.recipe:FineTune")
