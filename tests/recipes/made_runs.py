@@ -29,9 +29,9 @@ ROW |= {"wall_s": 0.1, "memory_bytes": 2**20, "val_loss": None, "ema_val_loss": 
 ROW |= {"gate": None, "note": ""}
 
 
-def active(folder: Path, hw=CPU, precision="fp32", **sections) -> ActiveRun:
-    """A run with what 01_data_prep leaves, on a CPU of its own description."""
-    run = ActiveRun(
+def bare_run(folder: Path, hw=CPU, precision="fp32", **sections) -> ActiveRun:
+    """A run without files, on a CPU of its own description."""
+    return ActiveRun(
         name=folder.name,
         preset_name="tiny",
         preset=merge(merge(load_preset("tiny"), SMALL), sections),
@@ -40,6 +40,11 @@ def active(folder: Path, hw=CPU, precision="fp32", **sections) -> ActiveRun:
         threads=Choice(value="1", reason="one core is free"),
         precision=Choice(value=precision, reason="a test"),
     )
+
+
+def active(folder: Path, *machine, **sections) -> ActiveRun:
+    """As `bare_run`, with what 01_data_prep leaves."""
+    run = bare_run(folder, *machine, **sections)
     if not run.path("report.json").exists():
         index = code_index()
         shutil.copy(world() / "codec.safetensors", folder)

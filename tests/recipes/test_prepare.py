@@ -446,12 +446,11 @@ def test_a_recogniser_that_cannot_judge_is_no_dead_end(tmp_path, recordings):
 
 
 def test_a_persons_recordings_are_trained_longer_and_sampled_warmer_unless_the_run_says_else():
-    run = start("in_time", "cpu")
+    run = start("people", "cpu")
     built_in, people = (RunSource(data=data).section(run, "time_budget") for data in ("", "clips"))
     assert people["minutes"] > built_in["minutes"] and people["min_steps"] == 0
     own = dataclasses.replace(run, settings={"time_budget": {"minutes": 3}})
     assert RunSource(data="clips").section(own, "time_budget")["minutes"] == 3
-    run = start("drawn", "cpu")
     assert sampling_of(run).temperature == 0.3
     run.record(data={"source": {"data": "my/recordings", "language": "ru"}})
     asked = {"temperature": 0.9, "best_of": 32, "guidance_scale": 2.0}

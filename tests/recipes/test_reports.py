@@ -130,7 +130,6 @@ def test_a_run_without_a_record_gets_every_command_and_a_sound_one_passes(run):
         ("verify", {"failed": ["causality"]}, "proofs of `verify`", "docs/verify.md"),
         ("train", {"finished": False}, "training", "python -m kit train --run mine"),
         ("eval", {"cer": 0.5}, "CER of the voice", "train longer"),
-        ("eval", {"eos_rate": 0.9}, "sentences that end", "train longer"),
     ],
 )
 def test_what_does_not_pass_says_what_to_do(run, section, figures, what, fix):
