@@ -12,7 +12,7 @@ import pytest
 from helpers import code_index, world
 
 from kit.audio.spectrogram import DEFAULT_MEL
-from kit.base.config import CONFIGS, build, load_preset
+from kit.base.config import build
 from kit.base.errors import KitError
 from kit.base.mirror import stamps
 from kit.base.run import find_run, parse_settings
@@ -20,7 +20,7 @@ from kit.batches.encoding import cache_key
 from kit.dataset.manifest import Utterance, read_manifest, write_manifest
 from kit.recipes import run_copy as opening
 from kit.recipes import start as start_module
-from kit.recipes.open_run import ActiveRun, check_settings
+from kit.recipes.open_run import ActiveRun
 from kit.recipes.start import start
 from kit.settings import DataConfig
 
@@ -274,12 +274,6 @@ def test_a_use_that_there_is_not_begins_no_run_and_spoils_none(runs):
     with pytest.raises(KitError, match="speedy"):
         start("mine", use="speedy")
     assert start("mine").use == "quality"
-
-
-@pytest.mark.parametrize("preset", sorted(path.stem for path in CONFIGS.glob("*.yaml")))
-def test_every_section_of_every_preset_can_be_set(preset):
-    sections = load_preset(preset)
-    check_settings({name: values for name, values in sections.items() if values}, sections)
 
 
 def test_settings_stay_with_the_run_under_later_ones_and_the_first_are_shown(runs):

@@ -327,34 +327,34 @@ def test_a_tokenizer_of_ones_own_is_taken_as_it_is_and_kept(prepared, tmp_path):
     assert again.tokenizer.file_bytes() == preparation.tokenizer.file_bytes()
 
 
-def test_a_tokenizer_that_is_none_or_cannot_spell_the_texts_is_refused(tmp_path):
-    def given(tokenizer: Path, **more) -> Preparation:
-        return Preparation(start("own-refused"), str(corpus()), tokenizer=str(tokenizer), **more)
-
-    other = tmp_path / "tokenizer.json"
-    other.write_text('{"model": {}}', encoding="utf-8")
-    for path, reason in ((other, "SentencePiece.*json"), (tmp_path / "gone.model", "there is no")):
-        with pytest.raises(KitError, match=reason):
-            given(path)
-    lines = ["the old man read a long story"] * 9
-    latin = sentencepiece(tmp_path / "latin.model", lines, vocab_size=18)
-    for more in ({"phonemes": "am"}, {"text": str(other)}):
-        with pytest.raises(KitError, match="leave one of them empty"):
-            given(latin, **more)
-    preparation = given(latin)
-    with pytest.raises(KitError, match=r"latin\.model cannot spell.* \d+\.\d+% of the pieces"):
-        taken(preparation, "check", "train_tokenizer")
-    assert not preparation.active_run.path("tokenizer.model").exists()
+@pytest.mark.parametrize(
+    "given, reason",
+    [
+        ({"tokenizer": "tokenizer.json"}, "SentencePiece.*json"),
+        ({"tokenizer": "gone.model"}, "there is no"),
+        ({"tokenizer": "my.model", "phonemes": "am"}, "leave one of them empty"),
+        ({"tokenizer": "my.model", "text": "more.txt"}, "leave one of them empty"),
+    ],
+)
+def test_a_tokenizer_that_is_none_or_needs_no_other_setting_is_refused(
+    given, reason, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("tokenizer.json").write_text('{"model": {}}', encoding="utf-8")
+    with pytest.raises(KitError, match=reason):
+        Preparation(start("own-refused"), str(corpus()), **given)
 
 
-def test_a_tokenizer_of_texts_as_they_are_is_refused_with_the_respelling(tmp_path):
+def test_a_tokenizer_that_cannot_spell_the_texts_is_refused_with_the_respelling(tmp_path):
     texts = ["ሠላም ለሁሉም ሠዎች", "ፀሐይ ዛሬ ወጣች", "ዓለም ሠፊ ናት", "የፀሐይ ዓመት"]
     own = sentencepiece(tmp_path / "amharic.model", texts * 9, vocab_size=30)
     folder = recorded(tmp_path / "data", texts)
 
     refused = Preparation(start("respelt"), folder, tokenizer=str(own))
-    with pytest.raises(KitError, match=r"cannot spell.*texts\.txt.*text\.respell=false"):
+    facts = r"amharic\.model cannot spell.* \d+\.\d+% of the .*texts\.txt.*text\.respell=false"
+    with pytest.raises(KitError, match=facts):
         taken(refused, "check", "train_tokenizer")
+    assert not refused.active_run.path("tokenizer.model").exists()
     written = refused.active_run.path("texts.txt").read_text(encoding="utf-8").splitlines()
     trained_on = [row.text for row in refused.checked.kept if row.split == "train"]
     assert written == trained_on and "ሠ" not in "".join(written)

@@ -200,7 +200,6 @@ def test_the_suffix_of_out_decides_the_kind_of_the_file(suffix, tmp_path):
         ({"text": " "}, "--text is empty"),
         ({"text": "a", "out": Path(".")}, r"\.wav, \.flac, \.ogg, \.mp3"),
         ({"text": "a", "out": Path("said.m4a")}, r"said\.m4a"),
-        ({"text": "a", "voice": "sample", "speaker": "alma", "reference": "b.wav"}, "only one"),
         ({"text": "a", "voice": "index", "speaker": "alma"}, "no --speaker"),
     ],
 )
