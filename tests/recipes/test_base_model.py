@@ -43,6 +43,7 @@ from kit.tuning.measure import run_variant
 DEAF = {"recognizer": {"steps": 2}}  # nobody listens to it
 OWN = DEAF | {"model": {"width": 96, "latents": 6}, "front_end": {"n_mels": 64}}
 OWN["train"] = {"max_steps": 25, "gate_every": 0, "eval_steps": 25, "warmup_steps": 2}
+OWN |= {"codec": {"steps": 8, "sharpen_steps": 1, "vocoder_steps": 1}, "data": {"speeds": []}}
 FEW = DEAF | {"train": {"max_steps": 3, "gate_every": 0, "eval_steps": 3, "warmup_steps": 2}}
 
 

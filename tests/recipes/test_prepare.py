@@ -2,14 +2,14 @@
 
 import dataclasses
 from pathlib import Path
-from shutil import copy, make_archive
+from shutil import make_archive
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import sentencepiece as spm
 import torch
-from helpers import CORPUS, EAR, RATE, corpus, dataset, few_words, speech, unchecked, world
+from helpers import CORPUS, EAR, RATE, corpus, dataset, few_words, speech, tokenizer, unchecked
 
 from kit.audio.codec import codec_config
 from kit.base.config import build, merge
@@ -71,7 +71,8 @@ def test_one_recording_is_too_few_before_anything_is_trained(tmp_path):
 @pytest.fixture(scope="module")
 def prepared() -> tuple[Preparation, list]:
     """A preparation of the tiny world's recordings that has taken every step, and its results."""
-    preparation = Preparation(start("prepared"), str(corpus()))
+    codec = {"steps": 8, "sharpen_steps": 1, "width": 32}
+    preparation = Preparation(start("prepared", settings={"codec": codec}), str(corpus()))
     return preparation, list(preparation.run())
 
 
@@ -367,7 +368,7 @@ def test_a_tokenizer_that_cannot_spell_the_texts_is_refused_with_the_respelling(
 
 def test_phonemes_must_be_those_of_the_base_voice():
     run = start("phonetic")
-    copy(world() / "tokenizer.model", run.path(TOKENIZER))
+    run.path(TOKENIZER).write_bytes(tokenizer().file_bytes())
     run.path(START_FROM).write_text("0 ../runs/demo/export", encoding="utf-8")
     require_own_tokenizer(run, RunSource())
     with pytest.raises(KitError, match=r"en-us.*runs/demo/export spells in letters"):

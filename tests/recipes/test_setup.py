@@ -2,6 +2,7 @@
 
 import shutil
 
+from kit.base.hardware import MATMUL_SHAPES
 from kit.base.run import last_run
 from kit.recipes.open_run import RunSource, name_for_data
 from kit.recipes.setup import Setup
@@ -25,7 +26,8 @@ def test_a_run_is_named_after_its_data_and_found_again(runs, monkeypatch):
     assert last_run() == "demo"
 
 
-def test_every_step_draws_itself_is_recorded_and_reports_what_is_too_large(runs):
+def test_every_step_draws_itself_is_recorded_and_reports_what_is_too_large(runs, monkeypatch):
+    monkeypatch.setitem(MATMUL_SHAPES, "cpu", (64, 64, 64))
     run = start("mine", "tiny", "balanced")
     results = list(Setup(run).run())
     assert all(str(result) and result._repr_html_() for result in results)
