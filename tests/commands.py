@@ -11,9 +11,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
+
+from helpers import until
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_S = 280
@@ -88,11 +89,8 @@ class Terminal:
     ) -> tuple[int, str, str]:
         """As `run`, with Ctrl-C once `reached()`: a terminal sends it to the whole group."""
         process = self.start(*words, afresh=afresh)
-        until_s = time.monotonic() + TIMEOUT_S
-        while not reached():
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < until_s
-            time.sleep(0.05)
+        until(lambda: reached() or process.poll() is not None, TIMEOUT_S)
+        assert process.poll() is None, process.communicate()
         os.killpg(process.pid, signal.SIGINT)
         streams = process.communicate(timeout=TIMEOUT_S)
         return process.returncode, *streams

@@ -26,7 +26,7 @@ from kit.inference.voice_files import load_voice
 from kit.model.gpt import SpeechGPT
 from kit.model.weights import WEIGHTS, model_settings, save_model
 from kit.recipes.open_run import ActiveRun
-from kit.recipes.run_parts import MODEL, START_FROM, TOKENIZER
+from kit.recipes.run_parts import MODEL, START_FROM, TOKENIZER, base_voice
 from kit.settings import DataConfig, GPTConfig, MelConfig, TrainConfig
 from kit.tuning.memory_plan import count_parameters
 
@@ -163,7 +163,7 @@ def too_few_hours(run: Run, hours: float) -> str:
     The built-in corpus is, and so is anything beside a base model.
     """
     recorded = (run.figure("data", "source") or {}).get("data")
-    if not recorded or hours >= MIN_HOURS or read_run_file(run.folder / START_FROM):
+    if not recorded or hours >= MIN_HOURS or base_voice(run):
         return ""
     return (
         f"{hours:.2f} hours of recordings are few for a voice trained from scratch: of 0.56 hours "

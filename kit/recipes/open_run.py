@@ -82,13 +82,7 @@ def activate(run: Run, copy: run_copy.RunCopy | None = None) -> ActiveRun:
 
 
 def open_active_run(
-    name: str,
-    preset: str,
-    use: str,
-    settings: dict,
-    data: str | None,
-    language: str,
-    create: bool,
+    name: str, preset: str, use: str, settings: dict, data: str | None, language: str, create: bool
 ) -> ActiveRun:
     """Open or create a run, as `start` describes, on a machine that is prepared."""
     hardware.allow_expandable_segments()

@@ -19,7 +19,6 @@ from kit.base.config import build
 from kit.base.errors import DatasetError, KitError
 from kit.base.files import digest, file_digest
 from kit.base.hardware import on_device
-from kit.base.run import read_run_file
 from kit.batches.batching import EXTRA_TOKENS, padding_waste
 from kit.batches.code_cache import KEPT_PERCENT, CodeCache, fixed_lengths, length_report
 from kit.batches.code_stream import CodeStream
@@ -41,7 +40,6 @@ from kit.recipes.base_model import start_from_base
 from kit.recipes.open_run import ActiveRun, RunSource
 from kit.recipes.prepare_results import alignment_result, check_result
 from kit.recipes.prepare_shard import check_shard, encode_shard, parse_shard
-from kit.recipes.run_parts import START_FROM
 from kit.text import train_tokenizer
 from kit.text.normalize import language_example, normalize
 
@@ -91,7 +89,7 @@ class Preparation:
         )
         self.source, self.source_line = open_run.choose_source(run, asked)
         parts.require_own_tokenizer(run, self.source)
-        if self.source.tokenizer and read_run_file(run.folder / START_FROM):
+        if self.source.tokenizer and run_parts.base_voice(run):
             run = run.save_settings({"finetune": {"tables": "all"}})  # rows have other pieces
         self.active_run = run
         self.pieces = build(settings.TokenizerConfig, pieces, phonemes=self.source.phonemes)

@@ -30,7 +30,7 @@ from kit.dataset.manifest import Utterance
 from kit.dataset.synthetic import make_corpus
 from kit.notebook.progress import Ticker
 from kit.recipes.open_run import ActiveRun, RunSource
-from kit.recipes.run_parts import START_FROM, TOKENIZER, load_base_tokenizer
+from kit.recipes.run_parts import TOKENIZER, base_voice, load_base_tokenizer
 from kit.settings import (
     ArchiveConfig,
     CorpusConfig,
@@ -49,9 +49,7 @@ HELD_OUT_CLIPS = 32  # held-out recordings that codec and recogniser are judged 
 REUSED = "the one of before, with these settings, is used again"
 
 
-def fetch_recordings(
-    source: RunSource, run: ActiveRun, rules: ManifestConfig | None = None
-) -> Path:
+def fetch_recordings(source: RunSource, run: ActiveRun, rules: ManifestConfig) -> Path:
     """Download, unpack or synthesise missing recordings; return their folder."""
     if source.data:
         return fetch_own(source.data, run, "unpacked", rules)
@@ -59,7 +57,7 @@ def fetch_recordings(
     return make_corpus(corpus, run.path("corpus"), Ticker("spoken"))
 
 
-def fetch_own(data: str, run: ActiveRun, name: str, rules: ManifestConfig | None) -> Path:
+def fetch_own(data: str, run: ActiveRun, name: str, rules: ManifestConfig) -> Path:
     """Download or unpack a person's recordings into the folder `name` of `run`; return theirs."""
     archive = build(ArchiveConfig, run.section("archive"))
     hub = build(HubConfig, run.section("hub"))
@@ -98,7 +96,7 @@ def require_own_tokenizer(run: ActiveRun, source: RunSource) -> None:
     And where its phonemes are not those of the base voice.
     """
     base = load_base_tokenizer(run, source.language)
-    voice = read_run_file(run.folder / START_FROM).partition(" ")[2]
+    voice = base_voice(run)
     if base is not None and source.phonemes not in ("", base.phonemes):
         raise KitError(
             f"PHONEMES is {source.phonemes}, but the base voice {voice} spells in "

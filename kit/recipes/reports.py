@@ -103,17 +103,16 @@ class Checklist:
 
 
 class Compare:
-    """Run `run_a` beside `run_b`, another run or its name.
+    """The run `first` beside the run named `second`.
 
     Raises KitError for a run that does not exist, and for a run beside itself.
     """
 
-    def __init__(self, run_a: Run, run_b: Run | str):
-        if isinstance(run_b, str):
-            run_b = existing_run(run_b)
-        if run_b.folder.resolve() == run_a.folder.resolve():
-            raise KitError(f"`{run_a.name}` cannot be compared with itself: name another run.")
-        self.runs = {run.name: run for run in (run_a, run_b)}
+    def __init__(self, first: Run, second: str):
+        other = existing_run(second)
+        if other.folder.resolve() == first.folder.resolve():
+            raise KitError(f"`{first.name}` cannot be compared with itself: name another run.")
+        self.runs = {run.name: run for run in (first, other)}
 
     def result(self) -> Result:
         lines = {}

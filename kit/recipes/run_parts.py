@@ -3,7 +3,7 @@
 from kit.base.config import build
 from kit.base.errors import DamagedFileError, KitError
 from kit.base.formatting import shorten
-from kit.base.run import read_run_file
+from kit.base.run import Run, read_run_file
 from kit.base.tensor_file import tensors_sha256
 from kit.model.gpt import SpeechGPT
 from kit.model.weights import first_weights, load_model, saved_config, warm_start_model
@@ -19,11 +19,14 @@ MODEL = "start.safetensors"
 TOKENIZER = "start-tokenizer.model"
 
 
+def base_voice(run: Run) -> str:
+    """The path of the model that `run` started from; "" if it trains from scratch."""
+    return read_run_file(run.folder / START_FROM).partition(" ")[2]
+
+
 def load_base_tokenizer(run: ActiveRun, language: str) -> BaseTokenizer | None:
     """The base model's tokenizer, for texts in `language`; None if there is no base model."""
-    if not read_run_file(run.folder / START_FROM):
-        return None
-    return load_tokenizer(run.folder / TOKENIZER, language)
+    return load_tokenizer(run.folder / TOKENIZER, language) if base_voice(run) else None
 
 
 def first_model(run: ActiveRun, config: GPTConfig, *, tokenizer: BaseTokenizer) -> SpeechGPT:
@@ -43,16 +46,15 @@ def describe_base_voice(run: ActiveRun, tokenizer: BaseTokenizer) -> str:
         return ""
     new = len(base_spellings(base, tokenizer))
     return (
-        f"It starts from the voice in {read_run_file(run.folder / START_FROM).partition(' ')[2]}: "
-        f"{tokenizer.vocab_size - new} text ids stay, {new} new ones are initialised from the ids "
-        "that spelt them before."
+        f"It starts from the voice in {base_voice(run)}: {tokenizer.vocab_size - new} text ids "
+        f"stay, {new} new ones are initialised from the ids that spelt them before."
     )
 
 
 def finetuning_of(run: ActiveRun) -> Finetuning:
     """What of the model `run` trains. Raises KitError if that needs a base model."""
     base = None
-    if read_run_file(run.folder / START_FROM):
+    if base_voice(run):
         path = run.folder / MODEL
         try:
             base = Base(config=saved_config(path), sha256=tensors_sha256(path), weights=path)

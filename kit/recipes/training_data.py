@@ -12,7 +12,6 @@ from kit.base.config import build
 from kit.base.errors import KitError
 from kit.base.files import file_digest
 from kit.base.hardware import on_device
-from kit.base.run import read_run_file
 from kit.batches import code_cache
 from kit.batches.code_cache import CodeCache, longest_text, slowest_pace, speaker_references
 from kit.batches.code_stream import CodeStream
@@ -21,7 +20,7 @@ from kit.dataset.manifest import Utterance, read_manifest
 from kit.model.sequence import Batch, collate, pack
 from kit.model.text_attention import AlignmentHead
 from kit.recipes.open_run import ActiveRun, section_for_run
-from kit.recipes.run_parts import START_FROM
+from kit.recipes.run_parts import base_voice
 from kit.settings import DataConfig, GPTConfig
 from kit.text.tokenizer import load_tokenizer
 from kit.training.ranks import ALONE
@@ -43,7 +42,7 @@ class TrainingData:
         self.tokenizer = load_tokenizer(run.path("tokenizer.model"), self.language)
         self.config = shared(build(DataConfig, section_for_run(run, "data")), run.ranks.world)
         model = section_for_run(run, "model")
-        from_scratch = not read_run_file(run.folder / START_FROM)
+        from_scratch = not base_voice(run)
         shares = model.get("share_digits") and from_scratch and len(self.codec.levels) > 1
         self.model = build(
             GPTConfig,

@@ -8,7 +8,7 @@ import dataclasses
 
 from kit.audio.clip import load_wave, read_clip
 from kit.base.errors import KitError
-from kit.base.run import find_run, numbered, read_run_file
+from kit.base.run import find_run, numbered
 from kit.dataset import data_report
 from kit.notebook.question import ask_question
 from kit.notebook.result import Result, Sound, is_watched
@@ -17,7 +17,7 @@ from kit.recipes.evaluate import Evaluation
 from kit.recipes.open_run import ActiveRun, activate
 from kit.recipes.prepare import Preparation
 from kit.recipes.prepare_results import draw_data_report, script_warning
-from kit.recipes.run_parts import START_FROM
+from kit.recipes.run_parts import base_voice
 from kit.recipes.speak import Speaking, to_download
 from kit.recipes.train import Training
 
@@ -118,7 +118,7 @@ class YourVoice:
     def choose(self) -> Result:
         """Decide what training starts from, and keep it with the run; may wait for a click."""
         run = self.active_run
-        base = read_run_file(run.folder / START_FROM).partition(" ")[2]
+        base = base_voice(run)
         kept = run.report().get("way", {})
         release = released()
         licence = self.accept_license or kept.get("licence", "")

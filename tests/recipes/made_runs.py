@@ -6,9 +6,8 @@ import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from types import SimpleNamespace
+from unittest.mock import patch
 
-import pytest
 import torch
 from helpers import CPU, code_index, leave_voice_files, manifest, real_voice, world
 
@@ -30,9 +29,9 @@ ROW |= {"wall_s": 0.1, "memory_bytes": 2**20, "val_loss": None, "ema_val_loss": 
 ROW |= {"gate": None, "note": ""}
 
 
-def active(folder: Path, hw=CPU, precision="fp32", **sections) -> ActiveRun:
-    """A run with what 01_data_prep leaves, on a CPU of its own description."""
-    run = ActiveRun(
+def bare_run(folder: Path, hw=CPU, precision="fp32", **sections) -> ActiveRun:
+    """A run without files, on a CPU of its own description."""
+    return ActiveRun(
         name=folder.name,
         preset_name="tiny",
         preset=merge(merge(load_preset("tiny"), SMALL), sections),
@@ -41,6 +40,11 @@ def active(folder: Path, hw=CPU, precision="fp32", **sections) -> ActiveRun:
         threads=Choice(value="1", reason="one core is free"),
         precision=Choice(value=precision, reason="a test"),
     )
+
+
+def active(folder: Path, *machine, **sections) -> ActiveRun:
+    """As `bare_run`, with what 01_data_prep leaves."""
+    run = bare_run(folder, *machine, **sections)
     if not run.path("report.json").exists():
         index = code_index()
         shutil.copy(world() / "codec.safetensors", folder)
@@ -66,11 +70,7 @@ def leave_log(folder: Path, rows: Iterable[dict]) -> None:
 def trained_run(folder: Path, settings: dict, ema: bool = True) -> ActiveRun:
     """A run as 01 and 02 leave it, its models untrained."""
     threads = torch.get_num_threads()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("KIT_RUNS", str(folder))
-        # A busy machine is listened to for six seconds, at every start.
-        idle = SimpleNamespace(idle=100.0, nice=0.0)
-        patch.setattr("psutil.cpu_times_percent", lambda _seconds: idle)
+    with patch.dict(os.environ, KIT_RUNS=str(folder)):
         run = start("spoken", "tiny")
     torch.set_num_threads(threads)
     voice = real_voice()

@@ -16,11 +16,7 @@ from kit.inference.export import export_voice, load_export
 from kit.inference.voice_files import SOUND, STALE, load_voice, load_voices
 from kit.model.gpt import SpeechGPT
 from kit.model.weights import WEIGHTS, load_model, save_model
-from kit.recipes.after_training import (
-    balance_speakers,
-    learn_reader,
-    learn_sound,
-)
+from kit.recipes.after_training import balance_speakers, learn_reader, learn_sound
 from kit.recipes.open_run import ActiveRun
 from kit.recipes.training_data import TrainingData
 from kit.settings import GenerateConfig
@@ -58,14 +54,9 @@ def test_recordings_that_are_gone_are_reported_and_a_persons_lose_their_text_at_
     assert "`decoder_finetune.steps` is 0" in str(learn_sound(TrainingData(off)))
 
 
-@pytest.fixture(scope="module")
-def learnt(tmp_path_factory) -> tuple[ActiveRun, object]:
-    run = trained_run(tmp_path_factory.mktemp("sound"))
-    return run, learn_sound(TrainingData(run))
-
-
-def test_it_is_left_beside_the_codec_learnt_once_and_exported(learnt, tmp_path):
-    run, result = learnt
+def test_it_is_left_beside_the_codec_learnt_once_and_exported(tmp_path):
+    run = trained_run(tmp_path / "run")
+    result = learn_sound(TrainingData(run))
     assert str(result).startswith("Sound of codes and states: 3 steps on ")
     kept = run.report()["sound"]
     assert kept == result.figures and kept["steps"] == 3
@@ -76,11 +67,9 @@ def test_it_is_left_beside_the_codec_learnt_once_and_exported(learnt, tmp_path):
     assert file_digest(run.folder / SOUND) == before
     for voice in load_voices(run.folder).values():
         assert voice.decodes_from_states and not voice.audio_note()
-    text = manifest()[0].text
-    said = voice.speak([text], voice.speakers[0], BRIEF)[0]
-    export_voice(voice, tmp_path / "export", "fp32")
-    taken = load_export(tmp_path / "export")
-    assert torch.equal(taken.speak([text], voice.speakers[0], BRIEF)[0].wave, said.wave)
+    exported = load_export(export_voice(voice, tmp_path / "export", "fp32"))
+    said = [manifest()[0].text], voice.speakers[0], BRIEF
+    assert torch.equal(exported.speak(*said)[0].wave, voice.speak(*said)[0].wave)
 
 
 def test_that_of_other_weights_or_a_damaged_one_is_reported_and_made_again(tmp_path):
@@ -103,13 +92,12 @@ def test_that_of_other_weights_or_a_damaged_one_is_reported_and_made_again(tmp_p
     assert not load_voice(run.folder).audio_note()
 
 
-ASKED = {"rows": 60}
 SEVERAL = dataclasses.replace(BRIEF, temperature=1.0, best_of=4)
 
 
 @pytest.fixture(scope="module")
 def read(tmp_path_factory) -> tuple[ActiveRun, object]:
-    run = trained_run(tmp_path_factory.mktemp("reader"), reader=ASKED)
+    run = trained_run(tmp_path_factory.mktemp("reader"), reader={"rows": 60})
     return run, learn_reader(TrainingData(run))
 
 
@@ -133,15 +121,13 @@ def test_the_voice_and_an_export_keep_the_candidate_that_fits(read, tmp_path):
     run, _ = read
     voice = load_voice(run.folder)
     assert voice.within(SEVERAL).reread == 1
-    text = manifest()[0].text
-    said = voice.speak([text], voice.speakers[0], SEVERAL)[0]
-    export_voice(voice, tmp_path / "export", "fp32")
-    taken = load_export(tmp_path / "export")
-    again = taken.speak([text], taken.speakers[0], SEVERAL)[0]
-    assert again.codes.tolist() == said.codes.tolist()
-    (tmp_path / "export" / READER).unlink()
+    folder = export_voice(voice, tmp_path / "export", "fp32")
+    said = [manifest()[0].text], voice.speakers[0], SEVERAL
+    codes = [each.speak(*said)[0].codes for each in (voice, load_export(folder))]
+    assert torch.equal(*codes)
+    (folder / READER).unlink()
     with pytest.raises(SpeechError, match=r"There is no .*reader\.safetensors"):
-        load_export(tmp_path / "export")
+        load_export(folder)
 
 
 def test_none_is_trained_on_too_few_recordings_and_speakers_are_balanced(tmp_path):

@@ -30,7 +30,7 @@ RECORDED = (
     "raw_loss ema_loss weights candidates gate cer_floor cer_codec cer_raw cer_ema cer eos_rate "
     "duration_ratio sentences runaway_rate unseen long free_order whose_voice"
 ).split()
-STEPS = 9
+STEPS = "hear rates harder whose losses words verdict judges samples".split()
 SAYABLE = 3  # of the four sentences, one has a letter that no training text has
 
 
@@ -43,8 +43,7 @@ def run(tmp_path_factory) -> ActiveRun:
 def evaluated(run) -> tuple[Evaluation, dict]:
     """An evaluation that took every step, and its results by step."""
     evaluation = Evaluation(run)
-    names = "hear rates harder whose losses words verdict judges samples".split()
-    return evaluation, dict(zip(names, evaluation.run(), strict=True))
+    return evaluation, dict(zip(STEPS, evaluation.run(), strict=True))
 
 
 def test_every_sentence_can_be_played_and_every_comparison_is_drawn(evaluated):
@@ -113,8 +112,7 @@ def batches(monkeypatch) -> list[int]:
 
 def test_only_other_weights_or_settings_are_spoken_again(evaluated, run, batches):
     before = run.report()["eval"]
-    results = list(Evaluation(run).run())
-    assert len(results) == STEPS and run.report()["eval"] == before
+    assert len(list(Evaluation(run).run())) == len(STEPS) and run.report()["eval"] == before
     assert batches == [1, 1]  # the sentence to play
     del batches[:]
     warm = merge(run.preset, {"generate": {"temperature": 0.9}})

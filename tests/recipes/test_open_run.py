@@ -6,12 +6,13 @@ import shutil
 import sys
 import types
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from helpers import code_index, world
 
 from kit.audio.spectrogram import DEFAULT_MEL
-from kit.base.config import CONFIGS, build, load_preset
+from kit.base.config import build
 from kit.base.errors import KitError
 from kit.base.mirror import stamps
 from kit.base.run import find_run, parse_settings
@@ -19,7 +20,7 @@ from kit.batches.encoding import cache_key
 from kit.dataset.manifest import Utterance, read_manifest, write_manifest
 from kit.recipes import run_copy as opening
 from kit.recipes import start as start_module
-from kit.recipes.open_run import ActiveRun, check_settings
+from kit.recipes.open_run import ActiveRun
 from kit.recipes.start import start
 from kit.settings import DataConfig
 
@@ -107,7 +108,7 @@ def test_without_kit_mirror_nothing_is_kept(machine, monkeypatch, tmp_path):
                 start("any", create=create)
 
 
-def with_codes(run: ActiveRun) -> set[str]:
+def leave_codes(run: ActiveRun) -> set[str]:
     """Give `run` a codec and codes, at another speed, too; return the names that belong to it."""
     index, codes = code_index(), run.folder.parent / "codes"
     shutil.copytree(index.parent, codes)
@@ -118,11 +119,8 @@ def with_codes(run: ActiveRun) -> set[str]:
     for shard in codes.glob("codes-*"):
         shard.rename(shard.with_name(f"codes-{key}-{shard.name[-12:]}"))
     (codes / "codes-other-1.safetensors").write_text("another run's")
-    indexes = {
-        "codes": f"../codes/{index.name}",
-        "at_speeds": {"110": "../codes/faster.safetensors"},
-    }
-    run.record(data=indexes)
+    faster = {"110": "../codes/faster.safetensors"}
+    run.record(data={"codes": f"../codes/{index.name}", "at_speeds": faster})
     return set(stamps(codes)) - {"codes-other-1.safetensors"}
 
 
@@ -134,7 +132,7 @@ def test_checkpoints_and_codes_are_fetched_as_far_as_this_run_needs_them(machine
     assert not (run.folder / "checkpoints").exists()
     run.fetch_checkpoints()
     assert run.path("checkpoints", "step-0000004.safetensors").read_text() == "weights"
-    belong = with_codes(machine("a"))
+    belong = leave_codes(machine("a"))
     assert set(stamps(machine("b").folder.parent / "codes")) == belong
 
 
@@ -181,8 +179,7 @@ def test_on_colab_runs_are_kept_on_drive(machine, drive, monkeypatch, tmp_path, 
     monkeypatch.setenv("KIT_MIRROR", "")
     drive.error = ValueError("mount failed")
     machine("a")
-    message = capsys.readouterr().out
-    assert "Google Drive is not there (ValueError: mount failed)" in message
+    assert "Google Drive is not there (ValueError: mount failed)" in capsys.readouterr().out
 
 
 def test_on_kaggle_runs_are_in_the_folder_kept(machine, drive, monkeypatch, tmp_path, capsys):
@@ -198,21 +195,17 @@ def test_on_kaggle_runs_are_in_the_folder_kept(machine, drive, monkeypatch, tmp_
 
 
 def test_what_colab_lacks_is_installed_and_nothing_else(monkeypatch, capsys):
-    called = []
-
-    def pip(command, **_):
-        called.append(command)
-        return types.SimpleNamespace(returncode=1, stdout="", stderr="WARN\nERROR: no network\n")
-
+    failed = types.SimpleNamespace(returncode=1, stdout="", stderr="WARN\nERROR: no network\n")
+    pip = Mock(return_value=failed)
     monkeypatch.setattr(start_module.subprocess, "run", pip)
     start_module.install_missing()
-    assert called == [], "all of requirements-colab.txt is in this environment"
+    assert not pip.called, "all of requirements-colab.txt is in this environment"
     installed = lambda name: [] if name == "espeakng-loader" else [name]  # noqa: E731
     monkeypatch.setattr("importlib.metadata.distributions", installed)
     start_module.install_missing()
-    assert called == [[sys.executable, "-m", "pip", "install", "-q", "espeakng-loader"]]
-    reported = capsys.readouterr().out
-    assert reported.endswith("pip says: ERROR: no network\n")
+    (command,) = pip.call_args.args
+    assert command == [sys.executable, "-m", "pip", "install", "-q", "espeakng-loader"]
+    assert capsys.readouterr().out.endswith("pip says: ERROR: no network\n")
 
 
 def test_values_are_what_yaml_says_and_1e_4_is_a_number():
@@ -238,9 +231,7 @@ def test_for_anything_else_the_message_says_how_to_write_it(word):
         ("trian.lr=1e-4", "`train`"),
         ("train.max_step=5", "`max_steps`"),
         ("train.lr=fast", "train.lr must be float, got 'fast'"),
-        ("train.max_steps=2.5", "train.max_steps must be int, got 2.5"),
         ("model.width=33", "model.width = 33"),
-        ("infer.formats=[fp8]", "infer.formats = ('fp8',)"),
         ("codec.steps=-1", "codec.steps = -1"),
         ("lora.targets=[attn]", "attn.c_attn"),
     ],
@@ -264,6 +255,7 @@ def test_a_run_that_was_trained_keeps_what_its_weights_were_made_with(runs):
         (["model.layers=7"], f"model.layers is {layers + 1}, not 7"),
         (["train.lr=1e-4", "data.effective_batch=16"], "data.effective_batch is 8, not 16"),
         (["finetune.method=lora"], "finetune.method is 'full', not 'lora'"),
+        (["finetune.tables=all"], "finetune.tables is 'new', not 'all'"),
         (["codec.levels=[8,8]"], "codec.levels"),
     ):
         with pytest.raises(KitError) as raised:
@@ -282,12 +274,6 @@ def test_a_use_that_there_is_not_begins_no_run_and_spoils_none(runs):
     with pytest.raises(KitError, match="speedy"):
         start("mine", use="speedy")
     assert start("mine").use == "quality"
-
-
-@pytest.mark.parametrize("preset", sorted(path.stem for path in CONFIGS.glob("*.yaml")))
-def test_every_section_of_every_preset_can_be_set(preset):
-    sections = load_preset(preset)
-    check_settings({name: values for name, values in sections.items() if values}, sections)
 
 
 def test_settings_stay_with_the_run_under_later_ones_and_the_first_are_shown(runs):

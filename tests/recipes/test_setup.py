@@ -2,17 +2,11 @@
 
 import shutil
 
-import pytest
-
+from kit.base.hardware import MATMUL_SHAPES
 from kit.base.run import last_run
 from kit.recipes.open_run import RunSource, name_for_data
 from kit.recipes.setup import Setup
 from kit.recipes.start import start
-
-
-@pytest.fixture
-def run(runs):
-    return start("mine", "tiny", "balanced")
 
 
 def test_a_run_is_named_after_its_data_and_found_again(runs, monkeypatch):
@@ -32,27 +26,26 @@ def test_a_run_is_named_after_its_data_and_found_again(runs, monkeypatch):
     assert last_run() == "demo"
 
 
-def test_every_step_draws_itself_is_recorded_and_reports_what_is_too_large(run):
-    found = list(Setup(run).run())
-    assert all(str(result) and result._repr_html_() for result in found)
+def test_every_step_draws_itself_is_recorded_and_reports_what_is_too_large(runs, monkeypatch):
+    monkeypatch.setitem(MATMUL_SHAPES, "cpu", (64, 64, 64))
+    run = start("mine", "tiny", "balanced")
+    results = list(Setup(run).run())
+    assert all(str(result) and result._repr_html_() for result in results)
+    machine, products, _, time, summary = results
+    figures = machine.figures
+    assert figures["speed.tf32"].startswith(("on: ", "off: ")) and figures["goal"] == "balanced"
+    assert [name for name in figures if name.endswith(", for balanced")]
+    assert len(products.pictures) == 1
+    assert "steps of" in str(time) and "steps of" in str(Setup(run, own=True).time())
+    assert "Next: 01_data_prep, or python -m kit prepare" in str(summary)
     report = run.report()
     assert report["setup"]["use"] == "balanced" and report["setup"]["precision"] in ("fp32", "bf16")
     names = "threads, precision, attention kernel, torch.compile, preset for this machine, use"
     assert set(report["setup"]) == set(names.split(", "))
     assert report["train"]["planned_bytes"] > 1e6
-    assert "Next: 01_data_prep, or python -m kit prepare" in str(found[-1])
     run.preset["memory"] = {"max_memory_fraction": 1e-4}
     reported = Setup(run).memory()
     assert "It fits." not in str(reported)
     assert "choose the preset of a smaller tier" in str(reported)
     (picture,) = reported.pictures
     assert run.hw.name in "".join(axes.get_title(loc="left") for axes in picture.axes)
-
-
-def test_matmuls_the_machine_and_time_name_their_values(run):
-    assert len(Setup(run).products().pictures) == 1
-    figures = Setup(run).machine().figures
-    assert figures["speed.tf32"].startswith(("on: ", "off: ")) and figures["goal"] == "balanced"
-    assert [name for name in figures if name.endswith(", for balanced")]
-    assert "steps of" in str(Setup(run).time())
-    assert "steps of" in str(Setup(run, own=True).time())

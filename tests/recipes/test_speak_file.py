@@ -1,7 +1,6 @@
 """A file of sentences is spoken into a folder, each once, whatever interrupts it."""
 
 import csv
-from pathlib import Path
 
 import pytest
 import soundfile
@@ -21,18 +20,6 @@ def voice() -> Voice:
     return real_voice()
 
 
-@pytest.fixture
-def sentences(voice) -> list[str]:
-    return list(dict.fromkeys(row.text for row in manifest() if voice.can_speak(row.text)))[:3]
-
-
-@pytest.fixture
-def texts(sentences, tmp_path) -> Path:
-    path = tmp_path / "texts.txt"
-    path.write_text("\ufeff" + "\n\n".join(sentences), encoding="utf-8")
-    return path
-
-
 @pytest.mark.parametrize(
     "content, reported",
     [
@@ -50,8 +37,12 @@ def test_a_file_that_cannot_be_used_is_refused_before_any_work(content, reported
 
 
 def test_each_line_is_spoken_once_also_after_an_interrupt_and_nothing_is_overwritten(
-    voice, sentences, texts, tmp_path, monkeypatch
+    voice, tmp_path, monkeypatch
 ):
+    said = dict.fromkeys(row.text for row in manifest() if voice.can_speak(row.text))
+    sentences = list(said)[:3]
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\ufeff" + "\n\n".join(sentences), encoding="utf-8")
     monkeypatch.setattr(module, "BATCH", 1)
     speak, calls, folder = Voice.speak, [], tmp_path / "out"
 
@@ -72,8 +63,7 @@ def test_each_line_is_spoken_once_also_after_an_interrupt_and_nothing_is_overwri
     assert [row["text"] for row in rows] == sentences
     rates = {soundfile.info(folder / row["audio"]).samplerate for row in rows}
     assert rates == {voice.codec.sample_rate}
-    with pytest.raises(KitError, match=r"00001\.wav.*--out"):
-        speak_file(voice, texts, folder, SHORT, voice.speakers[-1])
-    texts.write_text("\n\n".join(reversed(sentences)), encoding="utf-8")
-    with pytest.raises(KitError, match=r"00001\.wav.*--out"):
-        speak_file(voice, texts, folder, SHORT, voice.speakers[0])
+    for written, speaker in ((sentences, voice.speakers[-1]), (sentences[::-1], voice.speakers[0])):
+        texts.write_text("\n\n".join(written), encoding="utf-8")
+        with pytest.raises(KitError, match=r"00001\.wav.*--out"):
+            speak_file(voice, texts, folder, SHORT, speaker)

@@ -6,12 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from helpers import CPU, dataset, speech
+from made_runs import bare_run
 
-from kit.base.config import load_preset
 from kit.base.errors import DatasetError, KitError
-from kit.base.hardware import Choice, Hardware
+from kit.base.hardware import Hardware
 from kit.recipes import your_voice
-from kit.recipes.open_run import ActiveRun
 from kit.recipes.run_parts import START_FROM
 from kit.recipes.start import start
 from kit.recipes.your_voice import SCRATCH, YourVoice
@@ -32,16 +31,7 @@ def voice_of(runs, monkeypatch):
         source = SimpleNamespace(data="clips" if own else "")
         preparation = SimpleNamespace(checked=checked, source=source)
         monkeypatch.setattr(your_voice, "Preparation", lambda *_, **__: preparation)
-        run = ActiveRun(
-            name="mine",
-            preset_name="tiny",
-            preset=load_preset("tiny"),
-            folder=runs / "mine",
-            hw=hw,
-            threads=Choice(value="1", reason=""),
-            precision=Choice(value="fp32", reason=""),
-        )
-        return YourVoice(run, **options)
+        return YourVoice(bare_run(runs / "mine", hw), **options)
 
     (runs / "mine").mkdir()
     return make
