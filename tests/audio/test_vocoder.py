@@ -12,8 +12,8 @@ from kit.audio.vocoder import Vocoder
 from kit.base.errors import KitError
 
 
-def magnitude_of(wave: torch.Tensor, hop: int = 256) -> torch.Tensor:
-    return torchaudio.transforms.Spectrogram(n_fft=1024, hop_length=hop, power=1)(wave)
+def magnitude_of(wave: torch.Tensor) -> torch.Tensor:
+    return torchaudio.transforms.Spectrogram(n_fft=1024, hop_length=256, power=1)(wave)
 
 
 def convergence(wave: torch.Tensor, magnitude: torch.Tensor) -> float:

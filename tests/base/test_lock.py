@@ -85,7 +85,7 @@ def test_a_waiting_one_gets_its_turn_and_says_that_it_waits(path):
 def test_of_many_one_gets_it_at_a_time(path):
     path.parent.mkdir()
     path.with_name("number").write_text("0")
-    with multiprocessing.get_context("fork").Pool(4) as pool:
+    with multiprocessing.get_context("fork").Pool(4, maxtasksperchild=1) as pool:
         pool.starmap(count_up, [(path, 10)] * 4)
     assert path.with_name("number").read_text() == "40"
 

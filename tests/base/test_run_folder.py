@@ -181,7 +181,7 @@ def record_each(run: Run, names: list[str]) -> None:
 
 def test_two_processes_that_record_lose_no_section(run):
     names = [str(number) for number in range(12)]
-    with multiprocessing.get_context("fork").Pool(2) as pool:
+    with multiprocessing.get_context("fork").Pool(2, maxtasksperchild=1) as pool:
         pool.starmap(record_each, [(run, names[:6]), (run, names[6:])])
     assert on_disk(run).keys() >= set(names)
     assert {p.name for p in run.folder.iterdir()} == {"report.json", "report.html"}
