@@ -70,9 +70,9 @@ def test_silence_has_a_gradient():
 
 
 def wavy(depth) -> torch.Tensor:
-    """Log-spectrograms (4, 40, 24) with harmonics of this depth, each at another place."""
+    """Log-spectrograms (4, 40, 8) with harmonics of this depth, each at another place."""
     at = 10 * torch.rand(4, 1, 1)
-    return depth * torch.sin(torch.arange(40)[:, None] + at).expand(-1, -1, 24) - 3
+    return depth * torch.sin(torch.arange(40)[:, None] + at).expand(-1, -1, 8) - 3
 
 
 def test_critics_teach_a_maker_of_shallow_harmonics_to_make_them_deep():
