@@ -14,7 +14,6 @@ from paths import python_path
 MAC = """
 import multiprocessing, sys, types
 from pathlib import Path
-multiprocessing.get_all_start_methods = lambda: ["spawn"]
 def no_proc(path, *args, _exists=Path.exists, **more):
     return not str(path).startswith("/proc") and _exists(path, *args, **more)
 Path.exists = no_proc

@@ -22,8 +22,6 @@ LOG_STEP = math.log(6.4) / 27
 
 # `kind` in section `front_end` of the settings -> its class. Extras bring others.
 FRONT_ENDS = {"mel": "kit.audio.spectrogram:Mel"}
-
-
 DEFAULT_MEL = MelConfig()
 
 

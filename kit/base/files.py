@@ -232,28 +232,20 @@ def cached_result(
 
     `key` is a `digest` of all it depends on; `is_usable(value)` is False if its files are gone.
     """
-    value = read_result(path, key)
-    if value is None or not is_usable(value):
-        value = make()
-        save_result(path, key, value)
-    return value
-
-
-def save_result(path: Path, key: str, value) -> None:
-    write_atomic(path, json.dumps({"key": key, "value": value}, ensure_ascii=False))
-
-
-def read_result(path: Path, key: str):
-    """Return the value at `path` if it was saved under `key`, else None; warn about damage."""
+    value = None
     try:
         saved = json.loads(Path(path).read_bytes())
-        return saved["value"] if saved["key"] == key else None
+        if saved["key"] == key:
+            value = saved["value"]
     except FileNotFoundError:
-        return None
+        pass
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        problem = shorten(error)
-    warnings.warn(f"{path} is damaged ({problem}): its value is made again.", Note, stacklevel=3)
-    return None
+        problem = f"{path} is damaged ({shorten(error)}): its value is made again."
+        warnings.warn(problem, Note, stacklevel=2)
+    if value is None or not is_usable(value):
+        value = make()
+        write_atomic(path, json.dumps({"key": key, "value": value}, ensure_ascii=False))
+    return value
 
 
 def encode_wav(samples: np.ndarray, sample_rate_hz: int) -> bytes:

@@ -19,12 +19,10 @@ def run_in_process(function: Callable, *arguments, preload: Sequence[str]):
     The process is forked from a clean server that has imported the `preload` modules of the first
     call. Raises KitError where it dies.
     """
-    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-    processes = multiprocessing.get_context(method)
-    if method == "forkserver":
-        # A server that has asked CUDA for its devices could not be forked from; NVML may be asked.
-        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-        processes.set_forkserver_preload(list(preload))
+    processes = multiprocessing.get_context("forkserver")
+    # A server that has asked CUDA for its devices could not be forked from; NVML may be asked.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    processes.set_forkserver_preload(list(preload))
     receiver, sender = processes.Pipe(duplex=False)
     # To bytes: shared memory is too small for tensors in many containers.
     packed = pickle.dumps((function, arguments))
@@ -37,9 +35,9 @@ def run_in_process(function: Callable, *arguments, preload: Sequence[str]):
     except EOFError:
         process.join()
         code = process.exitcode  # of a signal: its number, negative
-        how = (
-            f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-        )
+        how = f"ended with code {code}"
+        if code < 0:
+            how = f"was ended by {signal.Signals(-code).name}"
         hint = ": most likely memory ran out" if code == -signal.SIGKILL else ""
         raise KitError(f"its process {how}{hint}") from None
     finally:

@@ -1,17 +1,14 @@
-"""One recording: every usual coding gives the same figures, every broken file says what it is."""
+"""One recording: every usual coding gives the same figures."""
 
-import os
-import re
 import tracemalloc
 
 import numpy as np
 import pytest
-from clips import BAD, GOOD, encoded, hour, voice, written
-from helpers import RATE, in_time, speech
+from clips import GOOD, encoded, hour, voice, written
+from helpers import RATE, speech
 
 from kit.audio import clip
 from kit.audio.clip import measure_clip, read_clip
-from kit.base.errors import DatasetError
 
 
 @pytest.mark.parametrize("kind", GOOD)
@@ -27,15 +24,6 @@ def test_every_usual_coding_is_read_and_measured(tmp_path, kind):
     assert measure.rms_db == pytest.approx(10 * np.log10(energy), abs=0.05)
 
 
-@pytest.mark.parametrize("kind", [k for k, (_, found, _) in BAD.items() if found == "unreadable"])
-def test_what_cannot_be_read_is_refused_with_the_path(tmp_path, kind):
-    make, _, words = BAD[kind]
-    path = written(tmp_path, make())
-    for read in (read_clip, measure_clip):
-        with pytest.raises(DatasetError, match=f"^{re.escape(path)}.*{re.escape(words)}"):
-            read(path)
-
-
 def test_only_the_silence_around_speech_is_left_out():
     spoken = np.concatenate([speech(0.5), np.zeros(RATE, np.float32), speech(0.5)])
     kept = np.zeros(round(clip.KEPT_SILENCE_S * RATE), np.float32)
@@ -45,12 +33,6 @@ def test_only_the_silence_around_speech_is_left_out():
     assert np.abs(cut).sum() == pytest.approx(np.abs(spoken).sum(), rel=1e-3)
     for whole in (spoken, np.concatenate([kept, spoken, kept]), long, spoken[:100]):
         assert len(clip.trim_silence(whole, RATE)) == len(whole)
-
-
-def test_what_is_no_file_says_so(tmp_path):
-    for path, reason in ((tmp_path / "a.wav", "No such"), (tmp_path, "Is a dir")):
-        with pytest.raises(DatasetError, match=f"{path} cannot be read as audio: {reason}"):
-            read_clip(str(path))
 
 
 @pytest.mark.parametrize("gains", [[1, -1], [0.9, -1, 0, 0, 0, 0]])
@@ -84,8 +66,8 @@ def test_the_share_of_clipped_samples(tmp_path):
 
 
 def test_silence_before_within_and_after(tmp_path):
-    gap = lambda seconds: np.zeros(int(seconds * RATE), np.float32)  # noqa: E731
-    wave = np.concatenate([gap(0.5), speech(1), gap(0.3), speech(1), gap(0.2)])
+    before, within, after = (np.zeros(int(seconds * RATE)) for seconds in (0.5, 0.3, 0.2))
+    wave = np.concatenate([before, speech(1), within, speech(1), after])
     measure = measure_clip(written(tmp_path, encoded(wave)))
     figures = measure.leading_s, measure.trailing_s, measure.silence_s, measure.gap_s
     assert figures == pytest.approx((0.5, 0.2, 1.0, 0.3), abs=0.03)
@@ -123,16 +105,6 @@ def test_the_digest_knows_the_sound_not_the_file(tmp_path):
     same = digest(encoded(wave))
     assert same == digest(encoded(wave, format="FLAC"), "b.flac")
     assert same != digest(encoded(wave[:-1])) and same != digest(encoded(wave, 24_000))
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
-@pytest.mark.parametrize("read", [read_clip, measure_clip])
-def test_a_pipe_or_a_device_is_reported_and_not_waited_for(tmp_path, read):
-    os.mkfifo(tmp_path / "a.wav")
-    (tmp_path / "b.wav").symlink_to("/dev/zero")
-    for name, kind in (("a.wav", "a named pipe"), ("b.wav", "a device")):
-        with in_time(20), pytest.raises(DatasetError, match=f"{name} is {kind}"):
-            read(str(tmp_path / name))
 
 
 def test_floats_somewhat_beyond_full_scale_are_scaled_down_to_it(tmp_path):

@@ -103,36 +103,31 @@ def test_training_lowers_the_loss_and_takes_clips_shorter_than_a_crop():
     assert dict(codec.fit([torch.randn(700) * 0.1], "cpu", "fp32")).keys() == {1, 2}
 
 
-def test_sharpening_changes_the_sound_and_no_code(codec):
-    wave = waves()[0][None]
-    codes = codec.encode(wave)
-    sounds = [codec.decode(codes)]
-    for _ in range(2):
-        sharp = copy.deepcopy(codec)
-        sharp.config = dataclasses.replace(codec.config, sharpen_steps=3)
-        assert list(sharp.train_adversarial(waves(), "cpu")) == [(1, 3), (2, 3), (3, 3)]
-        assert not sharp.training and torch.equal(sharp.encode(wave), codes)
-        sounds.append(sharp.decode(codes))
-    assert torch.equal(sounds[1], sounds[2]) and not torch.equal(sounds[0], sounds[1])
+SOUNDS = {  # how sound is made or trained, and the settings for that
+    "griffin_lim": {},
+    "sharpened": {"sharpen_steps": 3},
+    "vocoder": {"vocoder_steps": 3, "vocoder_width": 16, "vocoder_blocks": 1},
+}
 
 
-def with_vocoder(codec: MelCodec) -> MelCodec:
-    """The same codes, and a small neural vocoder that has learnt nothing yet."""
-    small = {"vocoder_steps": 4, "vocoder_width": 16, "vocoder_blocks": 1}
+def with_sound(codec: MelCodec, sound: str) -> MelCodec:
+    """The same codes; a vocoder has learnt nothing yet."""
     torch.manual_seed(0)
-    made = MelCodec(dataclasses.replace(codec.config, **small))
+    made = MelCodec(dataclasses.replace(codec.config, **SOUNDS[sound]))
     made.load_state_dict(codec.state_dict(), strict=False)
     return made.eval()
 
 
-def test_a_vocoder_learns_to_sound_and_no_code_changes(codec, tmp_path):
+@pytest.mark.parametrize("sound", ["sharpened", "vocoder"])
+def test_training_the_sound_further_changes_no_code(codec, tmp_path, sound):
     wave = waves()[0][None]
     codes = codec.encode(wave)
     sounds = []
     for _ in range(2):
-        made = with_vocoder(codec)
+        made = with_sound(codec, sound)
         before = made.decode(codes)
-        assert list(made.train_vocoder(waves(), "cpu")) == [(step, 4) for step in (1, 2, 3, 4)]
+        train = made.train_vocoder if sound == "vocoder" else made.train_adversarial
+        assert list(train(waves(), "cpu")) == [(1, 3), (2, 3), (3, 3)]
         assert not made.training and torch.equal(made.encode(wave), codes)
         sounds.append(made.decode(codes))
         assert not torch.equal(sounds[-1], before)
@@ -156,11 +151,9 @@ def stated_clips(codec: MelCodec) -> list[ClipWithStates]:
     return clips
 
 
-@pytest.mark.parametrize("sound", ["griffin_lim", "sharpened", "vocoder"])
+@pytest.mark.parametrize("sound", SOUNDS)
 def test_states_change_the_sound_once_they_are_learnt_and_no_code(codec, sound):
-    codec = with_vocoder(codec) if sound == "vocoder" else copy.deepcopy(codec)
-    if sound == "sharpened":
-        codec.config = dataclasses.replace(codec.config, sharpen_steps=3)
+    codec = with_sound(codec, sound)
     clips = stated_clips(codec)
     stated = codec.with_state_inputs(6)
     codes, states = clips[0].codes[None], clips[0].states[None].float()
@@ -264,13 +257,7 @@ def test_log_mel_is_that_of_slaneys_filters():
     assert torch.allclose(Mel()(wave)[0], wanted, atol=1e-4)
 
 
-WRONG = {"crop_frames": 47, "levels": (8, 1), "hop_length": 300, "vocoder_width": 0}
-
-
-def test_settings_that_cannot_work_and_codes_outside_the_vocabulary_are_refused(codec):
-    for name, value in WRONG.items():
-        with pytest.raises(KitError, match=f"CodecConfig.{name}"):
-            MelCodecConfig(**{name: value})
+def test_codes_outside_the_vocabulary_are_refused(codec):
     for code in (-1, 60):
         with pytest.raises(KitError, match=r"0\.\.59"):
             codec.decode(torch.tensor([[3, code]]))

@@ -4,10 +4,10 @@ import dataclasses
 import json
 import sys
 
-import numpy as np
 import pytest
-import soundfile
 import torch
+from clips import encoded, written
+from helpers import RATE
 from released_sound import spoken
 
 from kit.audio import spectrogram
@@ -45,22 +45,14 @@ def test_what_is_no_front_end_is_refused(values, facts):
         spectrogram.front_end_config(values)
 
 
-RATE = 22_050
-
-
-def written(path, wave: torch.Tensor, rate: int) -> str:
-    soundfile.write(path, np.atleast_2d(wave.numpy()).T, rate)
-    return str(path)
-
-
 def test_stereo_at_48_khz_is_one_channel_at_the_rate_asked_for(tmp_path):
     wave = spoken(2 * 48_000, rate=48_000)
-    path = written(tmp_path / "stereo.wav", torch.stack((wave, 0 * wave)), 48_000)
+    path = written(tmp_path, encoded(torch.stack((wave, 0 * wave), dim=1).numpy(), 48_000))
     reference, wanted = spectrogram.load_reference(path, RATE), spoken(2 * RATE)
     assert len(reference) == 2 * RATE
     assert torch.corrcoef(torch.stack((reference, wanted)))[0, 1] > 0.99
     assert reference.abs().max() < 0.6 * wanted.abs().max(), "the mean of both channels"
-    path = written(tmp_path / "long.wav", spoken(RATE * 32), RATE)
+    path = written(tmp_path, encoded(spoken(RATE * 32).numpy()))
     assert len(spectrogram.load_reference(path, RATE)) == 30 * RATE
 
 

@@ -74,11 +74,6 @@ def test_settings_hold_inside_and_are_gone_after(capsys):
     assert capsys.readouterr().err == ""
 
 
-def run_code(code: str) -> None:
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
 TURNS = """
 import sys, threading
 import torch
@@ -103,4 +98,4 @@ for number in range(20):
 @pytest.mark.long
 def test_threads_may_compile_in_turns():
     """Without a GPU, torch 2.11 alone crashes here."""
-    run_code(TURNS)
+    subprocess.run([sys.executable, "-c", TURNS], cwd=ROOT, check=True)

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import os
 import warnings
+from functools import partial
 from types import SimpleNamespace
 
 import psutil
@@ -15,11 +16,6 @@ from kit.base import hardware
 from kit.base.hardware import choose_precision, detect, peak_resident_bytes, use_threads
 
 
-def gpu(gib: float, capability=(8, 0)):
-    size = int(gib * 2**30)
-    return dataclasses.replace(CPU, device="cuda", memory_bytes=size, capability=capability)
-
-
 def test_this_machine_is_described():
     hw = detect()
     assert hw.device == ("cuda" if torch.cuda.is_available() else "cpu")
@@ -28,22 +24,7 @@ def test_this_machine_is_described():
     assert (hw.capability is None) == (hw.device == "cpu")
 
 
-@pytest.fixture
-def measure(monkeypatch):
-    """Chooses the CPU's precision as a new process does whose matmuls take so many seconds."""
-
-    def measured_again(fp32_s: list[float], bf16_s: list[float]):
-        seconds = {torch.float32: itertools.cycle(fp32_s), torch.bfloat16: itertools.cycle(bf16_s)}
-        monkeypatch.setattr(
-            hardware, "matmul_seconds", lambda dtype, *_, **_k: next(seconds[dtype])
-        )
-        hardware._cpu_precision.cache_clear()
-        return choose_precision(CPU)
-
-    yield measured_again
-    hardware._cpu_precision.cache_clear()
-
-
+# Seconds of matmuls in fp32 and in bf16, what is chosen, and a fact of the reason.
 MATMULS = [([2.0], [1.0], "bf16", "2x"), ([0.5], [1.0], "fp32", "0.5x")]
 MATMULS += [([0.01], [0.08], "fp32", "emulated")]
 # The first bf16 matmul falls into a busy moment.
@@ -51,8 +32,12 @@ MATMULS += [([0.01], [0.2, 0.005, 0.005, 0.005, 0.005], "bf16", "2x")]
 
 
 @pytest.mark.parametrize(("fp32_s", "bf16_s", "wanted", "fact"), MATMULS)
-def test_precision_of_a_cpu_is_measured_once(measure, fp32_s, bf16_s, wanted, fact):
-    choice = measure(fp32_s, bf16_s)
+def test_precision_of_a_cpu_is_measured_once(monkeypatch, request, fp32_s, bf16_s, wanted, fact):
+    seconds = {torch.float32: itertools.cycle(fp32_s), torch.bfloat16: itertools.cycle(bf16_s)}
+    monkeypatch.setattr(hardware, "matmul_seconds", lambda dtype, *_, **_k: next(seconds[dtype]))
+    hardware._cpu_precision.cache_clear()
+    request.addfinalizer(hardware._cpu_precision.cache_clear)
+    choice = choose_precision(CPU)
     assert choice.value == wanted and fact in choice.reason
     assert choose_precision(CPU) is choice, "what every step of this process runs"
 
@@ -73,23 +58,18 @@ KERNELS += [((9, 0), "bf16", 512, "efficient")]
 
 @pytest.mark.parametrize(("capability", "precision", "width", "wanted"), KERNELS)
 def test_attention_of_a_gpu_elsewhere_is_expected(capability, precision, width, wanted):
-    described = dataclasses.replace(gpu(16, capability), name="a card of another machine")
-    choice = hardware.attention_backend(described, precision, width)
+    elsewhere = {"device": "cuda", "name": "a card of another machine", "capability": capability}
+    choice = hardware.attention_backend(dataclasses.replace(CPU, **elsewhere), precision, width)
     assert choice.value == wanted
     assert precision in choice.reason and "no such GPU here" in choice.reason
 
 
-@pytest.mark.parametrize(
-    ("capability", "fails", "facts"),
-    [
-        ((6, 0), False, ("6.0", "7.5")),
-        ((7, 5), False, ()),
-        ((11, 0), True, ("11.0", "another build")),
-    ],
-)
-def test_a_card_that_is_too_old_or_too_new_is_left_idle_with_the_reason(
-    monkeypatch, capability, fails, facts
-):
+CARDS = [((6, 0), False, ["6.0", "7.5"]), ((7, 5), False, [])]
+CARDS += [((11, 0), True, ["11.0", "another build"])]
+
+
+@pytest.mark.parametrize(("capability", "fails", "facts"), CARDS)
+def test_a_card_too_old_or_too_new_is_not_used_and_says_why(monkeypatch, capability, fails, facts):
     def ones(*_, **_k):
         if fails:
             raise torch.AcceleratorError("CUDA error: no kernel image is available for execution")
@@ -110,26 +90,16 @@ def test_a_card_that_is_too_old_or_too_new_is_left_idle_with_the_reason(
     assert all(fact in note for note in notes for fact in ("Tesla", *facts))
 
 
-@pytest.fixture
-def set_load(monkeypatch):
-    """Sets what psutil.cpu_times_percent returns: (idle, nice) percent, sample by sample."""
-    before = torch.get_num_threads()
-
-    def set_samples(*samples: tuple) -> None:
-        rows = itertools.cycle([SimpleNamespace(idle=i, nice=n) for i, n in samples])
-        monkeypatch.setattr("psutil.cpu_times_percent", lambda _seconds: next(rows))
-
-    yield set_samples
-    torch.set_num_threads(before)
-
-
+# Samples of psutil.cpu_times_percent, (idle, nice) percent; OMP_NUM_THREADS; and the threads.
 SAMPLES = [([(100, 0)], None, 2), ([(0, 0)], None, 1), ([(0, 0), (98, 0)], None, 2)]
 SAMPLES += [([(0, 97)], None, 2), ([(100, 0)], "3", 3), ([(100, 0)], "2,1", 2)]
 
 
 @pytest.mark.parametrize(("samples", "asked", "wanted"), SAMPLES)
-def test_omp_num_threads_or_the_free_cores_decide(monkeypatch, set_load, samples, asked, wanted):
-    set_load(*samples)
+def test_omp_num_threads_or_the_free_cores_decide(monkeypatch, request, samples, asked, wanted):
+    request.addfinalizer(partial(torch.set_num_threads, torch.get_num_threads()))
+    rows = itertools.cycle([SimpleNamespace(idle=i, nice=n) for i, n in samples])
+    monkeypatch.setattr("psutil.cpu_times_percent", lambda _seconds: next(rows))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if asked is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", asked)

@@ -2,16 +2,15 @@
 
 import dataclasses
 import errno
+import fcntl
 import multiprocessing
 import os
 import shutil
 import time
 from pathlib import Path
-from threading import Event, Thread
 from types import SimpleNamespace
 
 import pytest
-from helpers import until
 
 from kit.base import lock, mirror
 from kit.base.errors import KitError
@@ -298,20 +297,11 @@ def test_who_was_taken_over_keeps_nothing_any_more(a, lines):
     assert (a.kept / "training.lock").exists(), "it is the other one's"
 
 
-def copying(folder: Path, over: Event) -> None:
-    with lock.held(folder / ".mirror.lock", "copying"):
-        over.wait()
-
-
 def test_who_finds_another_process_copying_leaves_it_to_that(a, lines):
     write(a.folder, weights="")
-    over = Event()
-    other = Thread(target=copying, args=(a.folder, over))
-    other.start()
-    until(lambda: lock.current_holder(a.folder / ".mirror.lock"))
-    assert not a.keep() and lines == [] and stamps(a.kept) == {}
-    over.set()
-    other.join()
+    with open(a.folder / ".mirror.lock", "w") as others:
+        fcntl.flock(others, fcntl.LOCK_EX)
+        assert not a.keep() and lines == [] and stamps(a.kept) == {}
     assert a.keep() and texts(a.kept) == {"weights": ""}
 
 

@@ -76,22 +76,17 @@ def test_the_page_is_self_contained_and_escapes_text(run):
 
 
 PASSED = {"gate": "passed", "cer": 0.024, "cer_floor": 0.005}
+VERDICTS = [
+    ({}, ["Not judged yet", "kit prepare --run 'my voice'"]),
+    ({"data": {"codes": "codes/k.json"}}, ["kit train --run"]),
+    ({"data": {"codes": "k"}, "train": {"finished": True}}, ["kit evaluate --run"]),
+    ({"eval": PASSED}, ["The voice passes"]),
+    ({"eval": {"gate": ["CER: 50.0%", "no end"]}}, ["Not yet: CER: 50.0%", "1 more"]),
+    ({"eval": PASSED, "verify": {"failed": ["causality"]}}, ["Do not trust", "causality"]),
+]
 
 
-@pytest.mark.parametrize(
-    "report, facts",
-    [
-        ({}, ["Not judged yet", "kit prepare --run 'my voice'"]),
-        ({"data": {"codes": "codes/k.json"}}, ["kit train --run"]),
-        ({"data": {"codes": "k"}, "train": {"finished": True}}, ["kit evaluate --run"]),
-        ({"eval": {"gate": "passed"}}, ["The voice passes"]),
-        (
-            {"eval": PASSED | {"gate": ["CER: 50.0%", "no end"]}},
-            ["Not yet: CER: 50.0%", "1 more"],
-        ),
-        ({"eval": PASSED, "verify": {"failed": ["causality"]}}, ["Do not trust", "causality"]),
-    ],
-)
+@pytest.mark.parametrize(("report", "facts"), VERDICTS)
 def test_the_page_begins_with_a_verdict_or_what_comes_next(tmp_path, report, facts):
     sentence = verdict(report, "my voice")
     assert all(fact in sentence for fact in facts)
@@ -186,14 +181,8 @@ def record_each(run: Run, names: list[str]) -> None:
 
 def test_two_processes_that_record_lose_no_section(run):
     names = [str(number) for number in range(12)]
-    fork = multiprocessing.get_context("fork")
-    shares = (names[:6], names[6:])
-    several = [fork.Process(target=record_each, args=(run, share)) for share in shares]
-    for process in several:
-        process.start()
-    for process in several:
-        process.join()
-        assert process.exitcode == 0
+    with multiprocessing.get_context("fork").Pool(2, maxtasksperchild=1) as pool:
+        pool.starmap(record_each, [(run, names[:6]), (run, names[6:])])
     assert on_disk(run).keys() >= set(names)
     assert {p.name for p in run.folder.iterdir()} == {"report.json", "report.html"}
 

@@ -17,12 +17,14 @@ def value(words: str) -> int:
     tens = "አስር ሀያ ሰላሳ አርባ ሀምሳ ስልሳ ሰባ ሰማንያ ዘጠና".split()
     unit = {w: i for i, w in enumerate(ONES)} | {w: 10 * i for i, w in enumerate(tens, 1)}
     unit["አስራ"] = 10
+    scales = {"ሺህ": 10**3, "ሚሊዮን": 10**6, "ቢሊዮን": 10**9}
     total = group = 0
     for word in words.split():
         if word == "መቶ":
             group *= 100
-        elif word in (scales := {"ሺህ": 10**3, "ሚሊዮን": 10**6, "ቢሊዮን": 10**9}):
-            total, group = total + group * scales[word], 0
+        elif word in scales:
+            total += group * scales[word]
+            group = 0
         else:
             group += unit[word]
     return total + group

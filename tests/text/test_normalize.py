@@ -28,14 +28,6 @@ def forget_languages():
     language_rules.cache_clear()
 
 
-@pytest.fixture
-def languages(tmp_path, monkeypatch):
-    """A folder in the place of the kit's, where languages are looked for."""
-    monkeypatch.setattr(text, "LANGUAGES", tmp_path)
-    monkeypatch.setattr(kit.text.languages, "__path__", [str(tmp_path)])
-    return tmp_path
-
-
 @pytest.mark.filterwarnings("ignore:There is no kit/text/languages/")
 @pytest.mark.parametrize("language", [*WRITTEN, "zxx"])
 def test_any_string_is_taken_and_nothing_is_left_to_do(language):
@@ -123,10 +115,12 @@ def test_a_language_without_a_file_says_so_once():
         normalize("ሠላም", "ti")
 
 
-def test_a_language_is_one_small_file(languages):
+def test_a_language_is_one_small_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(text, "LANGUAGES", tmp_path)
+    monkeypatch.setattr(kit.text.languages, "__path__", [str(tmp_path)])
     source = 'def normalize(text):\n    return text.replace("&", " a ").replace("5", "pump")\n'
-    (languages / "cy.py").write_text(source, encoding="utf-8")
-    (languages / "pt_br.py").write_text("def normalize(text):\n    return text + ' sim'\n")
+    (tmp_path / "cy.py").write_text(source, encoding="utf-8")
+    (tmp_path / "pt_br.py").write_text("def normalize(text):\n    return text + ' sim'\n")
     assert normalize("Oi", "pt-BR") == "oi sim"
     assert normalize("“Bara & Caws” ,", "cy") == "bara a caws,"
     assert normalize("-5 A-5", "cy") == "pump a pump", "a minus that it does not read is left out"
