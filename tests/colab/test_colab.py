@@ -148,7 +148,7 @@ def test_your_voice_from_thirty_recordings_on_two_machines_to_a_typed_sentence(c
     with colab(tmp_path, "slow") as machine:
         output = machine.run_all("your_voice", press="Download", **given)
         assert output.count("Mounted at") == 1, "Drive needs one permission"
-        assert "in 30 utterances" in output and "from scratch, as before" in output
+        assert "in 30 clips" in output and "from scratch, as before" in output
         log = machine.place / "content" / "voicekit" / "runs" / "almaz" / "train.jsonl"
         assert "resumed from step" in log.read_text(encoding="utf-8")
         machine.execute(f"print(speaking.say({texts[0]!r}).line)", allow_stdin=True)
