@@ -189,12 +189,12 @@ def load_choice(path: Path) -> dict[str, dict]:
     return {"speed": speed, "data": written.get("data", {})}
 
 
-def apply(model: SpeechGPT, config: SpeedConfig, hw: Hardware, processes: int = 0) -> Applied:
+def apply(model: SpeechGPT, config: SpeedConfig, hw: Hardware, processes: int = 1) -> Applied:
     """Set up `model` and this process as `config` asks; returns what really runs.
 
     What is off is set back to off: a baseline after another run is a baseline. A model whose trunk
     has no list of layers `h` trains without the switches that are set on layers. `processes` is how
-    many torchrun started, 0 without it.
+    many train together.
     """
     rows = {switch.name: switch for switch in switches(config, hw, model.config)}
     has_layers = hasattr(model.gpt, "h")
@@ -215,7 +215,7 @@ def apply(model: SpeechGPT, config: SpeedConfig, hw: Hardware, processes: int = 
         layers = set_layers(model, on, config.recompute_every, config.attention_kernel)
         name = "gradient_checkpointing"
         rows[name] = dataclasses.replace(rows[name], runs=layers)
-    if processes:
+    if processes > 1:
         rows["parallel"] = Switch(
             name="parallel",
             label="Several processes",
