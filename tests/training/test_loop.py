@@ -329,9 +329,9 @@ def test_a_checkpoint_of_any_step_resumes_bit_for_bit(request, optimizer, switch
     on = dict.fromkeys(switches.split(), True)
 
     def begin() -> Trainer:
-        begun = state(config, {"dropout": 0.1}, **on)
+        trainer = state(config, {"dropout": 0.1}, **on)
         torch.manual_seed(0)
-        return begun
+        return trainer
 
     def some_steps(s: Trainer, count: int = 99):
         events = train(s, random_batches(GPT, s.position), validator(s))
