@@ -113,10 +113,8 @@ class Benchmark:
         """
         preset = build(SpeedConfig, self.active.section("speed"))
         decisions = choose.choose_switches(self.measured, preset)
-        alone = [
-            v for v in self.variants if v.kind == "alone" and v.reason in ("", choose.LEFT_OUT)
-        ]
-        there = [name for variant in alone for name in variant.on]
+        possible = ("", choose.LEFT_OUT)
+        there = [v.on[0] for v in self.variants if v.kind == "alone" and v.reason in possible]
         sets = [
             choose.set_of("Preset's set", (name for name in there if getattr(preset, name))),
             choose.set_of("Chosen set", (d.name for d in decisions if d.on)),

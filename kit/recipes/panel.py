@@ -44,13 +44,8 @@ FIELDS = {
 }
 DATA_FIELDS = ("effective_batch", "micro_batch", "workers", "prefetch_factor")
 TRAIN_FIELDS = ("lr", "max_steps", "warmup_steps", "ema_decay", "eval_steps")
-MORE_FIELDS = (
-    "warmup_steps",
-    "ema_decay",
-    "eval_steps",
-    "workers",
-    "prefetch_factor",
-)  # below "More settings"
+# Below "More settings".
+MORE_FIELDS = ("warmup_steps", "ema_decay", "eval_steps", "workers", "prefetch_factor")
 
 
 def show_panel(training: TrainingPlan) -> TrainPanel:

@@ -399,11 +399,7 @@ def monitor_fields(monitor: Monitor) -> dict:
     if not monitor.samples:
         return {}
     sample = monitor.samples[-1]
-    return {
-        "device_bytes": sample.memory_bytes,
-        "load": sample.load,
-        "ram_bytes": sample.ram_bytes,
-    }
+    return {"device_bytes": sample.memory_bytes, "load": sample.load, "ram_bytes": sample.ram_bytes}
 
 
 def profile(run: str) -> Result:

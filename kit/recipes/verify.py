@@ -21,14 +21,7 @@ from kit.notebook.result import Result
 from kit.recipes.open_run import ActiveRun
 from kit.recipes.training_data import TrainingData
 from kit.tuning.checks import Check, table
-from kit.tuning.verify import (
-    PROOFS,
-    ROUNDING,
-    Outcome,
-    Subject,
-    code_logits,
-    small_config,
-)
+from kit.tuning.verify import PROOFS, ROUNDING, Outcome, Subject, code_logits, small_config
 
 EXAMPLES = 8  # rows of the data that the proofs about the model use
 SPOKEN = 8  # held-out recordings that go through the codec

@@ -18,13 +18,7 @@ from kit.base import hardware
 from kit.base.compiler import compiler_available, detect_vector_isa
 from kit.base.config import read_yaml
 from kit.base.errors import KitError
-from kit.base.hardware import (
-    ATTENTION_KERNELS,
-    Choice,
-    Hardware,
-    attention_backend,
-    choose_precision,
-)
+from kit.base.hardware import Choice, Hardware, attention_backend, choose_precision
 from kit.model.gpt import SpeechGPT, run_layer
 from kit.model.sequence import Batch, EffectiveBatch
 from kit.settings import GPTConfig, SpeedConfig
@@ -156,14 +150,10 @@ def switches(config: SpeedConfig, hw: Hardware, model: GPTConfig | None = None) 
     only_gpu = "only useful on a GPU"
     fuses = "fewer and larger kernels; the first steps are slow, as kernels are compiled"
     ampere = gpu and hw.capability >= (8, 0)
+    tf32 = "matmuls of fp32 in tensor cores" if ampere else "needs a GPU of compute capability 8.0"
     facts = {
         "sdpa": (True, attention.reason),
-        "tf32": (
-            ampere,
-            "matmuls of fp32 in tensor cores"
-            if ampere
-            else "needs a GPU of compute capability 8.0",
-        ),
+        "tf32": (ampere, tf32),
         "mixed_precision": (precision.value != "fp32", precision.reason),
         "fused_adamw": (True, "same update, fewer passes over memory than torch's default"),
         "cudnn_benchmark": (gpu, "faster where shapes repeat" if gpu else only_gpu),
@@ -199,12 +189,12 @@ def load_choice(path: Path) -> dict[str, dict]:
     return {"speed": speed, "data": written.get("data", {})}
 
 
-def apply(model: SpeechGPT, config: SpeedConfig, hw: Hardware, processes: int = 0) -> Applied:
+def apply(model: SpeechGPT, config: SpeedConfig, hw: Hardware, processes: int = 1) -> Applied:
     """Set up `model` and this process as `config` asks; returns what really runs.
 
     What is off is set back to off: a baseline after another run is a baseline. A model whose trunk
     has no list of layers `h` trains without the switches that are set on layers. `processes` is how
-    many torchrun started, 0 without it.
+    many train together.
     """
     rows = {switch.name: switch for switch in switches(config, hw, model.config)}
     has_layers = hasattr(model.gpt, "h")
@@ -218,12 +208,14 @@ def apply(model: SpeechGPT, config: SpeedConfig, hw: Hardware, processes: int = 
         require_kernel(config.attention_kernel, model.config, rows["mixed_precision"].ran, hw)
     on = {name: switch.on for name, switch in rows.items()}
     hardware.set_cuda_defaults()
-    set_process(on["tf32"], on["cudnn_benchmark"])
+    torch.set_float32_matmul_precision("high" if on["tf32"] else "highest")
+    torch.backends.cudnn.allow_tf32 = on["tf32"]
+    torch.backends.cudnn.benchmark = on["cudnn_benchmark"]
     if has_layers:
         layers = set_layers(model, on, config.recompute_every, config.attention_kernel)
         name = "gradient_checkpointing"
         rows[name] = dataclasses.replace(rows[name], runs=layers)
-    if processes:
+    if processes > 1:
         rows["parallel"] = Switch(
             name="parallel",
             label="Several processes",
@@ -247,20 +239,13 @@ def require_kernel(name: str, model: GPTConfig, precision: str, hw: Hardware) ->
         )
 
 
-def set_process(tf32: bool, cudnn_benchmark: bool) -> None:
-    """Set what the switches change in the whole process, beside `set_cuda_defaults`."""
-    torch.set_float32_matmul_precision("high" if tf32 else "highest")
-    torch.backends.cudnn.allow_tf32 = tf32
-    torch.backends.cudnn.benchmark = cudnn_benchmark
-
-
 def set_layers(model: SpeechGPT, on: dict[str, bool], every: int, kernel: str) -> str:
     """Set attention, checkpointing and compilation of the trunk; returns the layers recomputed."""
     trunk = model.gpt
     layers = range(0, len(trunk.h), every)
     for layer in trunk.h:
         layer.attn.fused = on["sdpa"]
-        layer.attn.kernel = ATTENTION_KERNELS[kernel] if kernel and on["sdpa"] else None
+        layer.attn.kernel = hardware.ATTENTION_KERNELS[kernel] if kernel and on["sdpa"] else None
     trunk.recompute = frozenset(layers if on["gradient_checkpointing"] else ())
     trunk.run_layer = run_layer
     if on["compile"]:

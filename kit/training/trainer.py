@@ -100,7 +100,7 @@ class Trainer:
         self.config = config
         self.speed = speed
         self.hw = hw
-        self.applied = apply(model, speed, hw, ranks.world if ranks.several else 0)
+        self.applied = apply(model, speed, hw, ranks.world)
         precision = self.applied.precision
         if precision != "fp32" and finetuning.rounds_frozen:
             # Autocast rounds frozen matrices anyway, so matmuls do not change. Merging reads the

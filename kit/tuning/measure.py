@@ -104,7 +104,7 @@ def make_batches(task: Task, few_shapes: bool = False) -> Iterator[EffectiveBatc
     return (collate(task.model, parts, {}) for parts in draw_rows(task, few_shapes))
 
 
-def draw_rows(task: Task, few_shapes: bool = False) -> Iterator[list[tuple]]:
+def draw_rows(task: Task, few_shapes: bool) -> Iterator[list[tuple]]:
     """What `collate` makes batches of, as CodeStream reads it from the code cache."""
     model = task.model
     data = dataclasses.replace(task.data, short_first=0.0)

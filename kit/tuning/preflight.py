@@ -134,9 +134,9 @@ def make_fit(work: Workload, kept: Collection[str] = ()) -> tuple[Workload, Verd
     raise KitError(f"Not even one row a pass fits, so training cannot begin. {verdict}")
 
 
-def first_fitting(work: Workload, room_bytes: int, kept: Collection[str] = ()) -> Workload | None:
+def first_fitting(work: Workload, room_bytes: int) -> Workload | None:
     """The mildest of `milder` that is planned to fit into `room_bytes`; None where none is."""
-    return next((o for o in milder(work, kept) if o.planned_bytes <= room_bytes), None)
+    return next((o for o in milder(work) if o.planned_bytes <= room_bytes), None)
 
 
 def check_changes(work: Workload, checked: Verdict, chosen: Workload) -> str:

@@ -14,17 +14,10 @@ COMMITTED = Path(__file__).parents[2] / "docs" / "devices" / "planned.md"
 
 
 @pytest.fixture
-def preset(tmp_path, monkeypatch):
-    monkeypatch.setenv("KIT_RUNS", str(tmp_path / "runs"))
-    return open_settings("", "tiny", "", {"train": {"lr": 0.001}})
-
-
-@pytest.fixture
-def on_card(tmp_path, monkeypatch):
+def on_card(runs, monkeypatch):
     """A function: a GPU's name -> the preset that suits it, on that GPU."""
-    monkeypatch.setenv("KIT_RUNS", str(tmp_path / "runs"))
     monkeypatch.delenv("KIT_PRESET", raising=False)
-    return lambda gpu, **settings: open_settings("", "", "", settings, gpu)
+    return lambda gpu: open_settings("", "", "", {}, gpu)
 
 
 def planned(run) -> dict[str, dict[str, str]]:
@@ -34,10 +27,11 @@ def planned(run) -> dict[str, dict[str, str]]:
     return {row[0]: dict(zip(HEAD, row)) for row in rows}
 
 
-def test_a_step_that_fits_has_its_figures_or_the_change_is_named(preset, tmp_path):
+def test_a_step_that_fits_has_its_figures_or_the_change_is_named(runs):
+    preset = open_settings("", "tiny", "", {"train": {"lr": 0.001}})
     text = "\n".join(map(str, check(preset)))
     assert all(fact in text for fact in ("It fits", "measured", "Free: ", "A step takes"))
-    assert not (tmp_path / "runs").exists()
+    assert not list(runs.iterdir())
     small = dataclasses.replace(preset.hw, memory_bytes=2**26 + 2**25)
     sections = preset.preset | {"memory": {"max_memory_fraction": 1.0}}
     with pytest.raises(KitError, match=r"micro_batch 8 -> \d"):

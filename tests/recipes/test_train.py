@@ -23,7 +23,7 @@ from kit.recipes.panel import PanelSettings
 from kit.recipes.start import start
 from kit.recipes.train import Training, profile
 from kit.recipes.training_listeners import load_attention_maps
-from kit.training import checkpoint, loop
+from kit.training import checkpoint
 from kit.training.logs import read_log
 from kit.tuning.estimate import START_S
 
@@ -32,20 +32,6 @@ def untried(training: Training) -> Training:
     """A training that takes for granted that a step fits into memory."""
     training.results[Training.fits] = Result(line="It fits.")
     return training
-
-
-def interrupt(training: Training) -> None:
-    """Train until Ctrl-C reaches this process in the middle of the fourth step."""
-    accumulate = loop.accumulate
-
-    def interrupted(trainer, batch):
-        if trainer.step == 3:
-            os.kill(os.getpid(), signal.SIGINT)
-        return accumulate(trainer, batch)
-
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(loop, "accumulate", interrupted)
-        list(unchecked(training).run())
 
 
 @pytest.mark.long
@@ -156,8 +142,15 @@ def test_a_training_that_diverges_has_failed(tmp_path, capsys, lr, learns):
 
 def test_an_interrupt_leaves_a_checkpoint_and_the_next_start_resumes(tmp_path):
     longer = {"train": {"max_steps": 400}}
-    training = Training(active(tmp_path, **longer))
-    interrupt(training)
+    training = unchecked(Training(active(tmp_path, **longer)))
+
+    def interrupt(event) -> None:
+        if event.step == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    training.listeners = lambda: (interrupt,)
+    with pytest.raises(KeyboardInterrupt):
+        list(training.run())
     assert len(training.rows()) == 4 and not training.active.figure("train", "finished")
     assert training.trained().config == training.model, "as the checkpoint has it"
     again = Training(active(tmp_path, **longer), max_steps=8)

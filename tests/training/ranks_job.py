@@ -38,21 +38,19 @@ RUNS = {  # settings, dropout
 }
 
 
-def uneven_batches(ranks: Ranks, position: dict | None, parts: int):
+def uneven_batches(ranks: Ranks, position: dict | None):
     """Batches of 8 rows and fewer, down to one: then all ranks but the first have none."""
     for number in itertools.count((position or {"batch": 0})["batch"]):
         rows = random_rows(GPT, 8 - number % 8, seed=number)
         mine = [column[ranks.rank :: ranks.world] for column in rows]
-        size = -(-8 // parts)
-        cuts = [slice(i, i + size) for i in range(0, len(mine[0]), size)]
-        micro = [pack(GPT, *(column[each] for column in mine)) for each in cuts]
+        micro = [pack(GPT, *mine)] if mine[0] else []
         yield EffectiveBatch(micro=micro, position={"batch": number + 1})
 
 
 def session(folder: Path, name: str, ranks: Ranks = ALONE) -> Session:
     config, dropout = RUNS[name]
     run = tiny_session(Path(folder) / name, config, dropout=dropout)
-    run.make_batches = lambda position, parts: uneven_batches(ranks, position, parts)
+    run.make_batches = lambda position, parts: uneven_batches(ranks, position)
     run.validation = [effective_batch(GPT, random_rows(GPT, 4, seed=999 + i)) for i in range(3)]
     run.evaluate = gate if ranks.is_main else never
     run.ranks = ranks
@@ -68,11 +66,11 @@ def never(model: SpeechGPT) -> dict:
     raise AssertionError("only the main rank evaluates the voice")
 
 
-def train(run: Session, stop_at: int = 0, passes: int = 1) -> list:
+def train(run: Session, stop_at: int = 0) -> list:
     """The events of `run`; the main rank alone asks for its end after step `stop_at`."""
     stop = Event()
     events = []
-    for event in run.run({"ema": True, "grad_accum": passes}, stop):
+    for event in run.run({"ema": True}, stop):
         events.append(event)
         if event.step == stop_at and run.ranks.is_main:
             stop.set()

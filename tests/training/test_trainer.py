@@ -1,6 +1,7 @@
 """What trains and what stays: adapters, embeddings and heads first; killed, such runs resume."""
 
 import dataclasses
+import functools
 import itertools
 from threading import Event
 from types import SimpleNamespace
@@ -60,31 +61,25 @@ def test_a_killed_run_resumes_bit_for_bit(whole, processes, tmp_path, way, at):
     assert left(tmp_path) == left(folder)
 
 
-@pytest.fixture
-def bf16(monkeypatch):
-    choice = Choice(value="bf16", reason="test")
+def force_precision(monkeypatch, value: str) -> None:
+    choice = Choice(value=value, reason="test")
     monkeypatch.setattr("kit.training.switches.choose_precision", lambda hw: choice)
-
-
-def rounded(folder, finetuning=LORA):
-    """A session with adapters whose base is in a file, so that frozen matrices are rounded."""
-    session = finetune_session(folder, OFTEN, finetuning)
-    path = folder / "start.safetensors"
-    save_model(tiny_model(**vars(BASE)), path)
-    base = dataclasses.replace(session.finetuning.base, weights=path)
-    session.finetuning = dataclasses.replace(session.finetuning, base=base)
-    return session
 
 
 def matrices(session) -> set[torch.dtype]:
     return {module.weight.dtype for _, module in adapted_layers(session.state.model)}
 
 
-def test_frozen_matrices_in_half_the_bytes_change_no_bit_of_what_is_learnt(tmp_path, bf16):
+def test_frozen_matrices_in_half_the_bytes_change_no_bit_of_what_is_learnt(tmp_path, monkeypatch):
     """Autocast multiplies with them rounded anyhow; what is merged and left is not rounded."""
+    force_precision(monkeypatch, "bf16")
     both = ON | {"mixed_precision": True}
     plain = finetune_session(tmp_path / "plain", OFTEN, LORA)
-    half = rounded(tmp_path / "half")
+    half = finetune_session(tmp_path / "half", OFTEN, LORA)
+    exact = tmp_path / "half" / "start.safetensors"
+    save_model(tiny_model(**vars(BASE)), exact)
+    base = dataclasses.replace(half.finetuning.base, weights=exact)
+    half.finetuning = dataclasses.replace(half.finetuning, base=base)
     expected = [figures(event) for event in plain.run(both, Event())]
     events = list(half.run(both, Event()))
     assert [figures(event) for event in events] == expected
@@ -126,8 +121,7 @@ CASES = [("lora", "fp32", "adamw"), ("lora", "fp16", "muon"), ("all tables", "bf
 
 @pytest.mark.parametrize(("way", "precision", "optimizer"), CASES)
 def test_every_switch_leaves_the_loss_where_it_was(monkeypatch, way, precision, optimizer):
-    choice = Choice(value=precision, reason="test")
-    monkeypatch.setattr("kit.training.switches.choose_precision", lambda hw: choice)
+    force_precision(monkeypatch, precision)
     config = dataclasses.replace(TRAIN, max_steps=8, optimizer=optimizer, eval_steps=4)
 
     def losses(**on) -> list[float]:
@@ -147,9 +141,7 @@ def test_every_switch_leaves_the_loss_where_it_was(monkeypatch, way, precision, 
 @pytest.mark.long
 def test_compiled_it_is_the_same(monkeypatch):
     """torch.compile's own tracing and guards; the slow code generation behind it left out."""
-    compiler = torch.compile
-    traced = lambda f, **how: compiler(f, backend="aot_eager", **how)  # noqa: E731
-    monkeypatch.setattr(torch, "compile", traced)
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     config = dataclasses.replace(TRAIN, max_steps=4)
     found = []
     finetuning = dataclasses.replace(ALL_TABLES, lora=LoRAConfig(rank=4))

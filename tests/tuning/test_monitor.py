@@ -102,27 +102,22 @@ def test_a_gpu_is_read_whole():
 WHOLE = WAIT + WARMUP + ACTIVE
 
 
-def run(profiler, steps: int, ask_at: int = 2, breaks_at: int = 0) -> None:
-    """A real run, which raises at a step."""
+def run(profiler, steps: int, breaks_at: int = 0) -> None:
+    """A real run, profiled after its second step, which may raise at another."""
     config = dataclasses.replace(TRAIN, max_steps=steps)
     state = Trainer(tiny_model(layers=1), config, SpeedConfig(fused_adamw=True), CPU)
     with profiler:
         for event in train(state, random_batches(GPT)):
-            if event.step == ask_at:
+            if event.step == 2:
                 profiler.request()
             if event.step == breaks_at:
                 raise ValueError("broken")
             profiler(event)
 
 
-@pytest.fixture(scope="module")
-def done(tmp_path_factory):
-    profiler = StepProfiler(tmp_path_factory.mktemp("profile") / "deep")
-    run(profiler, steps=WHOLE + 4)
-    return profiler
-
-
-def test_it_waits_warms_up_and_records_six_steps(done):
+def test_it_waits_warms_up_and_records_six_steps(tmp_path):
+    done = StepProfiler(tmp_path / "deep")
+    run(done, steps=WHOLE + 4)
     first = 2 + WAIT + WARMUP + 1
     assert f"Profile of steps {first} to {first + ACTIVE - 1}: " in done.status
     assert (done.folder / STATUS).read_text() == done.status
