@@ -319,11 +319,8 @@ class PretendedGraph(TorchDispatchMode):
         self.recorded.append((operation, args, kwargs or {}, result))
         return result
 
+    @torch.no_grad()
     def replay(self) -> None:
-        with torch.no_grad():
-            self.run_again()
-
-    def run_again(self) -> None:
         for operation, args, kwargs, result in self.recorded:
             again = operation(*args, **kwargs)
             for old, new in zip(tree_leaves(result), tree_leaves(again)):

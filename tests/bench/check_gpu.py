@@ -62,8 +62,8 @@ PARTS = {
     "tests": "gpu_checks:test_rows",
 }
 # Seconds for each part; more than one GPU needs more for `ranks`. A GPU that is lent for minutes
-# runs `decide`, then `confirm`: within 275 s each, everything that is decided by these figures. Your
-# own runs all three.
+# runs `decide`, then `confirm`: within 275 s each, everything that is decided by these figures.
+# Your own runs all three.
 COMMANDS = {
     "decide": {
         "ranks": 5,
