@@ -3,10 +3,7 @@
 import gc
 import multiprocessing
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from unittest.mock import patch
 
 import pytest
 
@@ -17,14 +14,6 @@ ROOT = Path(__file__).resolve().parent.parent
 def runs_folder() -> Path:
     """The temporary KIT_RUNS of this session, shared with the notebooks; removed at the end."""
     return Path(os.environ["KIT_RUNS"])
-
-
-@pytest.fixture(scope="session", autouse=True)
-def idle_machine() -> Iterator[None]:
-    """Every start listens for other work; on a busy machine that takes six seconds."""
-    idle = SimpleNamespace(idle=100.0, nice=0.0)
-    with patch("psutil.cpu_times_percent", lambda _seconds: idle):
-        yield
 
 
 # What a child process would import on its own in five seconds; an optimizer imports torch._dynamo.

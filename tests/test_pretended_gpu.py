@@ -10,10 +10,12 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import test_presets
-from helpers import code_index, keep_threads, world
+import torch
+from helpers import code_index, world
 
 from kit.base.hardware import Hardware, choose_precision
 from kit.base.run import find_run
@@ -28,7 +30,11 @@ from kit.tuning.measure import Task
 
 GIB = 2**30
 # What such cards report of themselves.
-NAMES = {"T4": "Tesla T4", "RTX 3060": "NVIDIA GeForce RTX 3060", "H100": "NVIDIA H100 80GB HBM3"}
+NAMES = {
+    "T4": "Tesla T4",
+    "RTX 3060": "NVIDIA GeForce RTX 3060",
+    "H100": "NVIDIA H100 80GB HBM3",
+}
 # What follows from the compute capability: precision, attention kernel, TF32.
 FOLLOWS = {
     (7, 5): ("fp16", "efficient", False),
@@ -38,9 +44,6 @@ FOLLOWS = {
 CPUS = ("no GPU", "this cpu", "this cuda", "this processor", "product on the CPU", "C++ compiler")
 
 
-threads = pytest.fixture(autouse=True)(keep_threads)
-
-
 @pytest.fixture(params=NAMES)
 def card(request, monkeypatch, tmp_path) -> Hardware:
     """A machine with that card, and a run of its own."""
@@ -48,9 +51,13 @@ def card(request, monkeypatch, tmp_path) -> Hardware:
     hw = dataclasses.replace(test_presets.card(request.param), **reported)
     for room in ("base.hardware", "base.run"):
         monkeypatch.setattr(f"kit.{room}.detect", lambda: hw)
+    quiet = SimpleNamespace(idle=100.0, nice=0.0)  # not two seconds of listening in each notebook
+    monkeypatch.setattr("psutil.cpu_times_percent", lambda _seconds: quiet)
     monkeypatch.setenv("KIT_RUN", tmp_path.name)
     monkeypatch.delenv("KIT_PRESET", raising=False)
-    return hw
+    threads = torch.get_num_threads()
+    yield hw
+    torch.set_num_threads(threads)
 
 
 def started_run(card: Hardware) -> Path:

@@ -4,6 +4,7 @@ import csv
 import json
 import shutil
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -30,7 +31,10 @@ TINY = RecognizerConfig(width=32, blocks=1)
 @pytest.fixture(scope="module")
 def run():
     """A run as 01 leaves it, with a recogniser that has learnt nothing."""
-    run = start("more_data")
+    idle = SimpleNamespace(idle=100.0, nice=0.0)
+    threads = torch.get_num_threads()
+    with patch("psutil.cpu_times_percent", lambda _seconds: idle):
+        run = start("more_data")
     trained_codec()
     check_dataset(corpus(), ManifestConfig(), run.folder)
     shutil.copy(world() / "codec.safetensors", run.path("codec.safetensors"))
@@ -38,7 +42,8 @@ def run():
     save_recognizer(Recognizer(TINY, alphabet_of(texts)), run.path("recognizer.safetensors"))
     train_tokenizer(texts, run.path("tokenizer.model"), TokenizerConfig(vocab_size=410))
     run.record(data={"language": "am"})
-    return run
+    yield run
+    torch.set_num_threads(threads)
 
 
 def test_an_example_is_made_of_the_runs_own_clips_and_every_second_has_a_clip_or_a_reason(run):
