@@ -215,10 +215,10 @@ def made_cache(rows: list[dict], texts: list, codes: list, references: list = ()
     return cache
 
 
-def real_config(**over) -> GPTConfig:
+def real_config() -> GPTConfig:
     """A tiny model whose vocabularies fit the real tokenizer and codec."""
     sizes = {"text_vocab": tokenizer().vocab_size, "code_vocab": trained_codec()[0].vocab_size + 2}
-    return dataclasses.replace(GPT, n_mels=80, max_text=160, max_code=608, **sizes | over)
+    return dataclasses.replace(GPT, n_mels=80, max_text=160, max_code=608, **sizes)
 
 
 def tiny_model(seed: int = 0, **over) -> SpeechGPT:
@@ -254,12 +254,11 @@ def opinionated_voice(folder: Path, phonemes: str = "") -> Voice:
     return Voice(**parts, habits=Habits(longest_text=15))
 
 
-def real_voice(**over) -> Voice:
+def real_voice() -> Voice:
     """An untrained model between the real tokenizer and codec, with the corpus's speakers."""
     torch.manual_seed(0)
-    model, references = SpeechGPT(real_config(**over)), speaker_references(code_cache())
-    codec = trained_codec()[0]
-    return Voice(model=model, codec=codec, tokenizer=tokenizer(), references=references)
+    parts = {"model": SpeechGPT(real_config()), "codec": trained_codec()[0]}
+    return Voice(**parts, tokenizer=tokenizer(), references=speaker_references(code_cache()))
 
 
 def leave_voice_files(folder: Path, voice: Voice) -> None:
@@ -290,8 +289,7 @@ def finetune_session(folder: Path, train: TrainConfig, finetuning: Finetuning) -
 
 def finetune_in(folder: str, train: TrainConfig, finetuning: Finetuning) -> list:
     """As `train_in`: also the body of processes that are killed."""
-    session = finetune_session(Path(folder), train, finetuning)
-    return list(session.run({"ema": True}, threading.Event()))
+    return list(finetune_session(Path(folder), train, finetuning).run({"ema": True}))
 
 
 # A graph that is being captured can neither read a result nor copy from Python's memory.
@@ -319,11 +317,8 @@ class PretendedGraph(TorchDispatchMode):
         self.recorded.append((operation, args, kwargs or {}, result))
         return result
 
+    @torch.no_grad()
     def replay(self) -> None:
-        with torch.no_grad():
-            self.run_again()
-
-    def run_again(self) -> None:
         for operation, args, kwargs, result in self.recorded:
             again = operation(*args, **kwargs)
             for old, new in zip(tree_leaves(result), tree_leaves(again)):
@@ -447,12 +442,12 @@ def stream_in(folder: str, train: TrainConfig, index: str, shape: dict, workers:
     session = tiny_session(folder, train)
     session.model, session.make_batches = config, make_batches
     session.validation = validation_batches(CodeStream(cache, "held_out", DATA, collate_rows))
-    return list(session.run({"ema": True}, threading.Event()))
+    return list(session.run({"ema": True}))
 
 
 def train_in(folder: str, train: TrainConfig = TRAIN, values: dict | None = None) -> list:
     """Run a tiny session to its end or its death; also the body of processes that are killed."""
-    return list(tiny_session(Path(folder), train).run(values or {"ema": True}, threading.Event()))
+    return list(tiny_session(Path(folder), train).run(values or {"ema": True}))
 
 
 def unchecked(training):

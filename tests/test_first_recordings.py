@@ -11,12 +11,7 @@ from kit.base.config import build
 from kit.base.run import find_run
 from kit.batches.encoding import fit_positions, longest, manifest_limits
 from kit.dataset import checks, manifest
-from kit.settings import (
-    MAX_CODE_POSITIONS,
-    MAX_TEXT_POSITIONS,
-    GPTConfig,
-    ManifestConfig,
-)
+from kit.settings import MAX_CODE_POSITIONS, MAX_TEXT_POSITIONS, GPTConfig, ManifestConfig
 from kit.tuning.measure import preset_task
 
 PRESET = GPTConfig(layers=1, width=32, heads=1, max_text=40, max_code=100)

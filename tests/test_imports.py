@@ -12,6 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = sorted((ROOT / "kit").rglob("*.py"))
+OWN = [path for path in FILES if path.name not in ("__init__.py", "__main__.py")]
+MODULES = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in OWN]
 
 # {room: the rooms it may import}. A file that wants more is either in the wrong room or should be
 # given the thing as an argument, as the training loop is given its batches.
@@ -120,11 +122,9 @@ for each in sys.argv[1].split():
 @pytest.mark.long
 def test_each_extra_can_be_deleted():
     """The others, and the core, are imported, and what they offer is there."""
-    files = [path for path in FILES if path.name not in ("__init__.py", "__main__.py")]
-    modules = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in files]
     gone = [[extra, *(built for built, on in BUILT_ON.items() if on == extra)] for extra in EXTRAS]
     each = " ".join("+".join(names) for names in [*gone, EXTRAS])
-    command = [sys.executable, "-c", WITHOUT, each, *modules]
+    command = [sys.executable, "-c", WITHOUT, each, *MODULES]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
 
@@ -162,9 +162,7 @@ print(json.dumps({module: changed for module, changed in found.items() if change
 
 @pytest.mark.long
 def test_importing_changes_nothing():
-    files = [path for path in FILES if path.name not in ("__init__.py", "__main__.py")]
-    modules = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in files]
-    command = [sys.executable, "-c", WATCH, *modules]
+    command = [sys.executable, "-c", WATCH, *MODULES]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     *said, changed = done.stdout.splitlines()

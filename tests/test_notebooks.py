@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import nbformat
@@ -204,13 +203,6 @@ def checkout(folder: Path) -> Path:
     return folder
 
 
-def zip_of(folder: Path, path: Path, below: str = "") -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(path, "w") as file:
-        for part in folder.rglob("*"):
-            file.write(part, Path(below, part.relative_to(folder)))
-
-
 def run_first_cell(folder: Path, repository: Path, kaggle_input: Path) -> tuple[str, str, str]:
     """The folder it ends in, its error and all it printed; whoever clones gets `repository`."""
     address = re.search(r"git clone -q (\S+)", code_cells(NOTEBOOKS[0])[0].source)[1]
@@ -228,7 +220,7 @@ def run_first_cell(folder: Path, repository: Path, kaggle_input: Path) -> tuple[
 
 @pytest.mark.parametrize("way", ["git", "zip", "zip of GitHub", "zip on Drive", "Kaggle input"])
 def test_a_notebook_alone_fetches_the_kit(tmp_path, way):
-    kit = checkout(tmp_path / "kept" / "repository")
+    kit = checkout(tmp_path / "kept" / "voicekit-notebooks-main")
     alone, repository, inputs = tmp_path / "alone", tmp_path / "none", tmp_path / "input"
     alone.mkdir()
     expected = alone / "voicekit" / "notebooks"
@@ -238,14 +230,14 @@ def test_a_notebook_alone_fetches_the_kit(tmp_path, way):
         for words in (["init", "-q"], ["add", "-A"], [*who, "commit", "-q", "-m", "all"]):
             subprocess.run(["git", *words], cwd=kit, check=True)
     elif way == "zip":
-        zip_of(kit, alone / "voicekit.zip")
+        shutil.make_archive(alone / "voicekit", "zip", kit)
     elif way == "zip of GitHub":
-        zip_of(kit, alone / "voicekit-notebooks-main.zip", "voicekit-notebooks-main")
-        expected = alone / "voicekit" / "voicekit-notebooks-main" / "notebooks"
+        shutil.make_archive(alone / kit.name, "zip", kit.parent, kit.name)
+        expected = alone / "voicekit" / kit.name / "notebooks"
     elif way == "zip on Drive":
-        zip_of(kit, alone / "drive" / "MyDrive" / "voicekit.zip")
+        shutil.make_archive(alone / "drive" / "MyDrive" / "voicekit", "zip", kit)
     else:
-        expected = checkout(inputs / "mine" / "voicekit-notebooks-main") / "notebooks"
+        expected = checkout(inputs / "mine" / kit.name) / "notebooks"
     for _ in range(2):  # again after the kernel was restarted
         place, error, printed = run_first_cell(alone, repository, inputs)
         assert (Path(place), error) == (expected, "None"), printed

@@ -8,12 +8,7 @@ from helpers import CPU
 from kit.base.config import CONFIGS, build, load_preset, merge
 from kit.base.errors import KitError
 from kit.base.hardware import Hardware, choose_precision, choose_preset
-from kit.settings import (
-    DataConfig,
-    GPTConfig,
-    SpeedConfig,
-    TrainConfig,
-)
+from kit.settings import DataConfig, GPTConfig, SpeedConfig, TrainConfig
 from kit.training.switches import LABELS, switches
 from kit.tuning.estimate import resolve_steps
 from kit.tuning.memory_plan import Workload

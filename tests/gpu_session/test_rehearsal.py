@@ -24,18 +24,8 @@ pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="run by `make test-g
 def prepared(tmp_path_factory) -> Path:
     """A folder of runs with a tiny one that can be trained, as `make gpu-run` leaves it."""
     folder = tmp_path_factory.mktemp("runs")
-    command = [
-        ROOT / ".venv/bin/python",
-        "-m",
-        "kit",
-        "prepare",
-        "--run",
-        "gpu",
-        "--preset",
-        "tiny",
-        "--set",
-        "train.max_steps=24",
-    ]
+    command = [ROOT / ".venv/bin/python", "-m", "kit", "prepare", "--run", "gpu"]
+    command += ["--preset", "tiny", "--set", "train.max_steps=24"]
     environment = os.environ | {"KIT_RUNS": str(folder), "PYTHONPATH": str(ROOT)}
     subprocess.run(command, env=environment, check=True, capture_output=True)
     shutil.rmtree(folder / "gpu" / "corpus" / "wavs")
@@ -45,11 +35,8 @@ def prepared(tmp_path_factory) -> Path:
 def session(wheels: Path, out: Path, prepared: Path, *arguments: str) -> list[dict]:
     """Run the script as on the other machine: no environment of ours, no git folder needed."""
     environment = {"PATH": os.environ["PATH"], "HOME": str(out), "PYTHON": str(PYTHON)}
-    environment |= {
-        "KIT_COMMIT": "rehearsal",
-        "OMP_NUM_THREADS": "2",
-        "KIT_GPU_RUNS": str(prepared),
-    }
+    environment |= {"KIT_GPU_RUNS": str(prepared), "OMP_NUM_THREADS": "2"}
+    environment["KIT_COMMIT"] = "rehearsal"
     command = ["bash", ROOT / "tests/bench/gpu_session.sh", wheels, out, *arguments]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-4000:]

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from kit.base import files
-from kit.base.errors import DatasetError, KitError
+from kit.base.errors import DatasetError, DiskError, KitError
 from kit.base.files import make_folder, write_atomic
 from kit.base.hub import fetch_file
 from kit.dataset.archive import CHUNK_BYTES, unpack
@@ -136,9 +136,7 @@ def corpus_command(words: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("Stopped. What was downloaded is kept: the same command resumes.")
         return 130
-    except (ValueError, OSError) as error:
-        if not type(error).__module__.startswith("kit."):
-            raise
+    except (KitError, DiskError) as error:
         print(error, file=sys.stderr)
         return 2
     print(f"620 recordings, 99 minutes of Russian: {folder}")

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from kit.audio.codec import Codec
 from kit.audio.spectrogram import Mel
-from kit.base.config import build, require, require_within
+from kit.base.config import Section, build, require, within
 from kit.base.errors import KitError
 from kit.base.tensor_file import describe_mismatch, fill_module, read_tensors
 from kit.extras.indextts2.model import load_stats
@@ -84,27 +84,20 @@ class Features(Mel):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class IndexTTS2CodecConfig:
+class IndexTTS2CodecConfig(Section):
     """Sizes; the defaults are those of the release. Names are its configuration's."""
 
     kind: str = "indextts2"
-    codebook_size: int = 8192
-    hidden_size: int = FEATURES
-    codebook_dim: int = 8
-    vocos_dim: int = 384
-    vocos_intermediate_dim: int = 2048
-    vocos_num_layers: int = 12
-    layer: int = 17  # of w2v-BERT, whose states are taken
-    semantic_heads: int = 16
-    semantic_hidden: int = 4096
+    codebook_size: int = within(8192, 2, 2**20)
+    hidden_size: int = within(FEATURES, FEATURES, FEATURES)
+    codebook_dim: int = within(8, 1, 8192)
+    vocos_dim: int = within(384, 1, 8192)
+    vocos_intermediate_dim: int = within(2048, 1, 8192)
+    vocos_num_layers: int = within(12, 1, 128)
+    layer: int = within(17, 1, 128)  # of w2v-BERT, whose states are taken
+    semantic_heads: int = within(16, 1, 128)
+    semantic_hidden: int = within(4096, 1, 8192)
     frame_rate: ClassVar[float] = SAMPLE_RATE / HOP
-
-    def __post_init__(self):
-        require_within(self, 2, 2**20, "codebook_size")
-        require_within(self, FEATURES, FEATURES, "hidden_size")
-        require_within(self, 1, 8192, "codebook_dim", "vocos_dim", "vocos_intermediate_dim")
-        require_within(self, 1, 8192, "semantic_hidden")
-        require_within(self, 1, 128, "vocos_num_layers", "layer", "semantic_heads")
 
 
 class IndexTTS2Codec(nn.Module, Codec):

@@ -2,7 +2,7 @@
 
 COMMANDS = {
     "onnx": {
-        "recipe": "extras.onnx.recipe:export_for_onnxruntime",
+        "recipe": "extras.onnx.export:export_for_onnxruntime",
         "purpose": "the voice for onnxruntime, without torch",
         "writes": "onnx/ in the exported voice's folder: runs/NAME/export, or what --voice names",
         "takes": "name",

@@ -1,4 +1,4 @@
-"""Export a voice for onnxruntime: `speak_onnx.py`, written beside it, speaks without this kit.
+"""`python -m kit onnx`: a voice for onnxruntime; `speak_onnx.py` beside it needs no kit.
 
 `prompt.onnx` processes a text, `step.onnx` generates a code, `sound.onnx` decodes codes.
 
@@ -24,15 +24,18 @@ from kit.base.files import atomic_folder, file_digest, write_atomic
 from kit.extras.onnx.real_sound import Sound
 from kit.extras.onnx.speak_onnx import FILES, SUMS
 from kit.inference.decoder import Decoder, mean_latents
+from kit.inference.export import load_export, read_card
 from kit.inference.voice import Voice
 from kit.model.gpt import SpeechGPT
+from kit.notebook.result import Result
+from kit.recipes.exports import export_folder
+from kit.recipes.speak import megabytes
 from kit.settings import GenerateConfig
 from kit.text.tokenizer import Tokenizer
 
 CARD = "voice-onnx.json"
 SCRIPT = "speak_onnx.py"
 FORMAT = 1  # of the folder
-INSTALL = "pip install onnx onnxscript onnxruntime"
 MAX_BYTES = 2**31 - 2**24  # of an ONNX file, and room for its graph
 # Settings of `GenerateConfig` that speak_onnx.py has, and their types there.
 SAMPLING = {
@@ -42,6 +45,20 @@ SAMPLING = {
     "top_k": int,
     "seed": int,
 }
+
+
+def export_for_onnxruntime(
+    run: str,
+    voice: str = "",  # an exported voice, or hf://OWNER/NAME (the run's export/)
+) -> Result:
+    """Write onnx/ in the folder of the exported `voice` ("": that of `run`), with its settings.
+
+    Raises KitError for a missing package and for a voice that ONNX cannot hold.
+    """
+    export = export_folder(voice, run)
+    folder = export_onnx(load_export(export), export / "onnx", read_card(export).settings)
+    how = 'Speak: python speak_onnx.py "..." --out speech.wav'
+    return Result(line=f"{folder}: {megabytes(folder)}. {how}")
 
 
 class Prompt(nn.Module):
@@ -137,7 +154,9 @@ def export_onnx(voice: Voice, folder: Path, sampling: GenerateConfig | None = No
     try:
         importlib.import_module("onnxscript")  # torch.onnx needs it
     except ImportError as error:
-        raise KitError(f"An ONNX export needs a package ({error}): {INSTALL}") from error
+        raise KitError(
+            f"An ONNX export needs a package ({error}): pip install onnx onnxscript onnxruntime"
+        ) from error
     require_supported(voice)
     graphs, latents = traceable_parts(voice)
     sound = {"codes": torch.ones(1, 7, dtype=torch.long)}

@@ -31,18 +31,13 @@ MAX_REQUEST_BYTES = 64 * 1024
 MAX_WAITING = 32  # texts that are being spoken or wait
 MAX_BEST_OF = 32
 PACKAGES = "The server needs Gradio: pip install gradio"
-MEDIA = {
-    "mp3": "audio/mpeg",
-    "wav": "audio/wav",
-    "flac": "audio/flac",
-    "opus": "audio/ogg",
-    "pcm": "audio/pcm",  # 16-bit, mono, at the voice's sample rate; sent while it is spoken
-}
-CODINGS = {
-    "mp3": ("MP3", "MPEG_LAYER_III"),
-    "wav": ("WAV", "PCM_16"),
-    "flac": ("FLAC", "PCM_16"),
-    "opus": ("OGG", "OPUS"),
+# Media type, and the names that soundfile has for container and coding.
+FORMATS = {
+    "mp3": ("audio/mpeg", "MP3", "MPEG_LAYER_III"),
+    "wav": ("audio/wav", "WAV", "PCM_16"),
+    "flac": ("audio/flac", "FLAC", "PCM_16"),
+    "opus": ("audio/ogg", "OGG", "OPUS"),
+    "pcm": ("audio/pcm", "", ""),  # 16-bit, at the voice's sample rate; sent while it is spoken
 }
 IGNORED = ("model", "instructions")  # that OpenAI's clients send as well
 CONSENT = "The person in the recording has agreed to this use of their voice."
@@ -135,7 +130,7 @@ class SpeechAPI:
         streamed = format == "pcm"
         job = await run_in_threadpool(submit, speech, text, speaker, config, streamed=streamed)
         rate = speech.voice.codec.sample_rate
-        how = {"media_type": MEDIA[format], "headers": {"x-sample-rate": str(rate)}}
+        how = {"media_type": FORMATS[format][0], "headers": {"x-sample-rate": str(rate)}}
         if streamed:
             chunks = stream(job)
             first = await run_in_threadpool(next, chunks, b"")  # an error before it has a status
@@ -209,7 +204,7 @@ def parse_request(
     if len(text) > MAX_CHARACTERS:
         long = f"`input` has {len(text)} characters, more than {MAX_CHARACTERS}: send it in parts."
         raise RequestError(long, "input")
-    for name, value, known in (("response_format", format, MEDIA), ("voice", speaker, speakers)):
+    for name, value, known in (("response_format", format, FORMATS), ("voice", speaker, speakers)):
         if value not in known:
             raise RequestError(f"`{name}` is {value!r}; supported are {sorted(known)}.", name)
     if values["speed"] != 1:
@@ -245,9 +240,9 @@ def pcm(wave: Tensor) -> np.ndarray:
 
 
 def encode(job: Job, format: str, rate: int) -> bytes:
-    """Return all of `job` as a file in `format`, a key of CODINGS."""
+    """Return all of `job` as a file in `format`, a key of FORMATS but "pcm"."""
     wave = torch.cat(list(job))
-    container, coding = CODINGS[format]
+    _, container, coding = FORMATS[format]
     if format == "opus" and rate not in (8000, 12_000, 16_000, 24_000, 48_000):
         wave = resampled(wave, rate, 48_000)
         rate = 48_000

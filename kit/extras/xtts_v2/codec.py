@@ -21,7 +21,7 @@ from kit.audio.codec import Codec, require_codes
 from kit.audio.fitting import FitSchedule
 from kit.audio.spectrogram import Mel, require_reference, triangles
 from kit.audio.vocoder import GriffinLim
-from kit.base.config import require, require_within, within
+from kit.base.config import Section, require, require_within, within
 from kit.base.errors import KitError
 from kit.base.tensor_file import describe_mismatch, require_finite
 from kit.extras.xtts_v2 import vocoder
@@ -178,31 +178,27 @@ class DVAE(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class XTTSCodecConfig:
+class XTTSCodecConfig(Section):
     """Sizes of the parts; the defaults are those of the release, except for `mel_stats`."""
 
     kind: str = "xtts"
-    mel_stats: tuple = (1.0,) * N_MELS  # divisors of the log-mels
-    codes: int = 1024  # the vocabulary
-    code_width: int = 512  # of the DVAE's codebook
-    dvae_width: int = 512  # channels after the first halving; twice as many after the second
-    latent_width: int = 1024  # of the GPT's states
-    speaker_width: int = 512
-    channels: int = 512  # of the vocoder's first stage, halved by each upsampling
-    filters: tuple[int, ...] = (32, 64, 128, 256)  # channels of the speaker encoder
-    attention_width: int = 128  # of its pooling
-    griffin_lim_iters: int = 24
+    mel_stats: tuple = within((1.0,) * N_MELS, -1e4, 1e4)  # divisors of the log-mels
+    codes: int = within(1024, 2, 2**20)  # the vocabulary
+    code_width: int = within(512, 1, 8192)  # of the DVAE's codebook
+    # Channels after the first halving; twice as many after the second.
+    dvae_width: int = within(512, 1, 8192)
+    latent_width: int = within(1024, 1, 8192)  # of the GPT's states
+    speaker_width: int = within(512, 1, 8192)
+    channels: int = within(512, 16, 8192)  # of the vocoder's first stage, halved by each upsampling
+    filters: tuple[int, ...] = within((32, 64, 128, 256), 8, 8192)  # of the speaker encoder
+    attention_width: int = within(128, 1, 8192)  # of its pooling
+    griffin_lim_iters: int = within(24, 0, 1000)
     frame_rate: ClassVar[float] = vocoder.CODE_RATE / vocoder.CODE_SAMPLES
 
     def __post_init__(self):
+        super().__post_init__()
         require_stats(self, N_MELS)
-        require_within(self, 2, 2**20, "codes")
-        require_within(self, 1, 8192, "code_width", "dvae_width", "latent_width")
-        require_within(self, 1, 8192, "speaker_width", "attention_width")
-        require_within(self, 16, 8192, "channels")
-        require_within(self, 8, 8192, "filters")
         require(len(self.filters) == 4, self, "filters", "give four numbers of channels.")
-        require_within(self, 0, 1000, "griffin_lim_iters")
 
 
 class XTTSCodec(nn.Module, Codec):

@@ -73,13 +73,22 @@ def test_a_pushed_voice_comes_back_with_a_card_and_says_the_same(hub, run):
     assert (hub.folder / "samples" / "held_out-0-ema.wav").read_bytes() == b"RIFF"
 
 
-def test_a_voice_from_xtts_keeps_its_licence_and_a_space_speaks_with_it(hub, run):
-    download = {"repository": "coqui/XTTS-v2"}
-    run.record(start_from={"licence": "CPML, accepted", "download": download})
+LICENCES = {"CPML": "coqui-public-model-license", "bilibili": "bilibili"}
+
+
+@pytest.mark.parametrize("licence", LICENCES)
+def test_a_voice_keeps_the_licence_of_its_base_model(hub, run, licence):
+    download = {"repository": "somebody/model"}
+    run.record(start_from={"licence": f"{licence}, accepted: see there", "download": download})
     push(run, NAME, license="mit")
     header = header_of(hub.folder)
-    assert header["license_name"] == "coqui-public-model-license"
-    assert header["base_model"] == "coqui/XTTS-v2"
+    assert header["license_name"] == LICENCES[licence]
+    assert header["base_model"] == "somebody/model"
+    text = (hub.folder / "README.md").read_text(encoding="utf-8")
+    assert "mit" not in text.split() and ("coqui" in text) == (licence == "CPML")
+
+
+def test_a_space_speaks_with_the_voice(hub, run):
     push(run, NAME, space=True, install="git+https://example.org/kit")
     space = hub.folder.with_name("hub-space")
     assert header_of(space)["sdk"] == "gradio"
@@ -134,11 +143,3 @@ def test_figures_of_other_weights_are_not_pushed(hub, run):
     with pytest.raises(KitError, match="kit evaluate --run mine"):
         push(run, NAME)
     assert not hub.created
-
-
-def test_another_licence_of_the_base_model_is_named_in_the_card(hub, run):
-    run.record(start_from={"licence": "bilibili, accepted: its conditions go with the model"})
-    push(run, NAME, license="mit")
-    assert header_of(hub.folder)["license_name"] == "bilibili"
-    text = (hub.folder / "README.md").read_text(encoding="utf-8")
-    assert "Coqui" not in text and "mit" not in text.split()

@@ -129,13 +129,12 @@ def spoilt(tensors: dict, name: str, tensor) -> dict:
     return tensors | {name: tensor}
 
 
-NAN = float("nan")
 H = "gpt.gpt.h."
 WRONG_TENSORS = {
     "missing: gpt.gpt.h.1.ln_1.weight, .* and 7 more": (f"{H}1.", None),
     r"c_fc.weight \(384, 96\), not \(96, 384\)": (f"{H}0.mlp.c_fc.weight", torch.zeros(384, 96)),
     "unknown: decoder.wings": ("decoder.wings", torch.zeros(2)),
-    "final_norm.weight is not finite": ("gpt.final_norm.weight", torch.ones(96) * NAN),
+    "final_norm.weight is not finite": ("gpt.final_norm.weight", torch.ones(96) * torch.nan),
     "its file holds less": ("mel_stats", torch.ones(1).expand(80)),
     "no plain tensor": ("mel_stats", torch.ones(80).to_sparse()),
 }
@@ -187,17 +186,14 @@ def test_a_hostile_file_is_refused_and_runs_nothing(name, folder, tensors, monke
     assert not (folder / "ran").exists()
 
 
-WRONG_FILES = [
-    ("dvae.pth", [1, 2], r"dvae\.pth holds list"),
-    ("model.pth", [1, 2], "`model`"),
-    ("model.pth", {"weights": {}, "epoch": 3}, r"\['epoch', 'weights'\].*`model`"),
-    ("model.pth", {"model": {"mel_stats": torch.ones(80)}}, "configuration"),
-]
-
-
 def test_other_and_missing_files_are_named(folder):
     (folder / "config.json").unlink()
-    for name, content, message in WRONG_FILES:
+    for name, content, message in (
+        ("dvae.pth", [1, 2], r"dvae\.pth holds list"),
+        ("model.pth", [1, 2], "`model`"),
+        ("model.pth", {"weights": {}, "epoch": 3}, r"\['epoch', 'weights'\].*`model`"),
+        ("model.pth", {"model": {"mel_stats": torch.ones(80)}}, "configuration"),
+    ):
         torch.save(content, folder / name)
         with pytest.raises(KitError, match=message):
             load_xtts(folder)

@@ -17,14 +17,8 @@ from kit.audio import codec as codecs
 from kit.audio.clip import resampled
 from kit.audio.codec import AudioStream
 from kit.base.errors import KitError, SpeechError
-from kit.extras.xtts_v2.codec import (
-    DVAE,
-    XTTSCodec,
-    XTTSCodecConfig,
-    XTTSMel,
-    XTTSMelConfig,
-    xtts_codec,
-)
+from kit.extras.xtts_v2 import codec as xtts
+from kit.extras.xtts_v2.codec import XTTSCodec, xtts_codec
 from kit.extras.xtts_v2.model import load_xtts
 
 RATE = 24_000
@@ -94,19 +88,17 @@ def test_a_speaker_vector_is_computed_at_any_rate(codec):
 
 
 def test_a_release_becomes_a_codec_with_a_file_of_its_own(tmp_path):
-    xtts = load_xtts(write_release(tmp_path / "release"))
-    codec = xtts_codec(xtts.sound, xtts.dvae, xtts.config)
+    release = load_xtts(write_release(tmp_path / "release"))
+    codec = xtts_codec(release.sound, release.dvae, release.config)
     path = tmp_path / "codec.safetensors"
     codecs.save_codec(codec, path)
     again = codecs.load_codec(path)
-    assert again.config == codec.config and again.config.codes == xtts.model.config.start_code
+    assert again.config == codec.config and again.config.codes == release.model.config.start_code
     wave = spoken(INPUT_RATE)[None]
     assert torch.equal(again.encode(wave), codec.encode(wave))
     given = some_states(7)
     assert torch.equal(again.decode(some_codes(7), **given), codec.decode(some_codes(7), **given))
-    one, other = (each.speaker_embedding(wave[0], INPUT_RATE) for each in (again, codec))
-    assert torch.equal(one, other)
-    before = xtts_codec(xtts.sound, xtts.dvae, xtts.config).state_dict()
+    before = codec.state_dict()
     assert all(torch.equal(before[name], tensor) for name, tensor in again.state_dict().items())
 
 
@@ -114,7 +106,7 @@ OTHER_GPT = {"model_args": {"gpt_start_audio_token": 1024}}
 REFUSALS = [
     (lambda _: xtts_codec(random_sound(), random_dvae(), OTHER_GPT), "32 codes.* 1024"),
     (lambda c: c.decode(torch.tensor([[3, 32]])), r"0\.\.31"),
-    (lambda _: XTTSCodec(XTTSCodecConfig(channels=4)), "channels = 4"),
+    (lambda _: XTTSCodec(xtts.XTTSCodecConfig(channels=4)), "channels = 4"),
     (lambda c: c.fit_schedule([]), "comes with a release"),
     (lambda _: xtts_codec(random_sound(), {}, settings()), r"dvae\.pth"),
     (lambda _: xtts_mels({}), "mel_stats"),
@@ -135,14 +127,14 @@ def test_the_releases_sizes_are_the_defaults():
     tensors = sound_tensors()
     assert len(tensors) == 537 and sum(t.numel() for t in tensors.values()) == 25_882_035
     with torch.device("meta"):
-        dvae = DVAE()
+        dvae = xtts.DVAE()
     assert sum(p.numel() for p in dvae.parameters()) == 51_567_184
 
 
 @pytest.mark.parametrize("n_fft", [1024, 2048])
 def test_a_mel_is_torchaudios_divided_by_the_stats(n_fft):
     stats = torch.rand(80) + 0.5
-    front_end = XTTSMel(XTTSMelConfig(n_fft=n_fft, mel_stats=tuple(stats.tolist())))
+    front_end = xtts.XTTSMel(xtts.XTTSMelConfig(n_fft=n_fft, mel_stats=tuple(stats.tolist())))
     sizes = {"n_fft": n_fft, "win_length": 1024, "hop_length": 256, "n_mels": 80}
     theirs = torchaudio.transforms.MelSpectrogram(INPUT_RATE, f_max=8000, norm="slaney", **sizes)
     wave = spoken(INPUT_RATE)[None]

@@ -2,15 +2,10 @@
 
 import json
 import shutil
-import sys
-from pathlib import Path
 
+import address
 import pytest
-
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "tools"))
-
-import address  # noqa: E402
+from address import ROOT
 
 NAME = address.address().removeprefix("https://github.com/")
 
