@@ -119,7 +119,7 @@ def test_the_format_of_text_is_streamed_as_others_are(tmp_path, monkeypatch):
     path = tmp_path / "texts.trn"
     written = "".join(f"{TEXT} (id-{n})\r\n" for n in range(500))
     path.write_text(f"{written}\nno id\n(empty)", encoding="utf-8")
-    found = list(streams.rows(path))
+    found = list(streams.open_source(path).rows())
     assert [record["id"] for _, record in found[:500]] == [f"id-{n}" for n in range(500)]
     assert found[0] == (1, {"text": TEXT, "id": "id-0"})
     assert "line 502" in str(found[500][1]) and "`the words (id)` expected" in str(found[500][1])
