@@ -30,7 +30,7 @@ except OSError:  # torch's libraries were not found
     cdll.LoadLibrary("__lib_path__")
 """
 ISA_OK = {"cpp.vec_isa_ok": True}  # plain AVX-512 and AVX2 need no test
-# The compiler's first call on a CPU warns that there is no CUDA.
+# On every CPU it warns of a missing CUDA.
 logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
 
 

@@ -188,12 +188,15 @@ class CodeCache:
 
     def speakers(self, rows: Sequence[int]) -> np.ndarray:
         """Return the speaker number of each of `rows`."""
-        return self.columns["speakers"][np.asarray(rows, dtype=np.int64)].astype(np.int64)
+        return self._numbers(rows, "speakers")
 
     def lengths(self, rows: Sequence[int], what: str = "tokens") -> np.ndarray:
         """Return the length of each of `rows` in "texts" (text ids), "codes" or both, "tokens"."""
         if what == "texts":
-            return self.lengths(rows, "tokens") - self.lengths(rows, "codes")
+            return self._numbers(rows, "tokens") - self._numbers(rows, "codes")
+        return self._numbers(rows, what)
+
+    def _numbers(self, rows: Sequence[int], what: str) -> np.ndarray:
         return self.columns[what][np.asarray(rows, dtype=np.int64)].astype(np.int64)
 
     def total(self, what: str, split: str | None = None) -> int:

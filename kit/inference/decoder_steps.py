@@ -167,8 +167,8 @@ class CudaGraphSteps(PreparedSteps):
     without graphs.
 
     If `compiles`, the three parts of a layer are compiled, as functions of the layer: all layers
-    share them. Not the compiler's own graphs (mode "reduce-overhead"): those replay only
-    in one thread and need Triton.
+    share them. Not the compiler's own graphs (mode "reduce-overhead"): those replay only in one
+    thread and need Triton.
     """
 
     def __init__(self, decoder, compiles: bool):

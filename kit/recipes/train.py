@@ -200,8 +200,8 @@ class Training(TrainingPlan):
 
         On a resume neither the check of memory nor 05_benchmark may change it.
         """
-        applied = {switch.name: switch for switch in self.job.trainer.applied.switches}
-        switch = applied["adamw_8bit"]
+        switches = self.job.trainer.applied.switches
+        switch = next(switch for switch in switches if switch.name == "adamw_8bit")
         if not self.rows_before and switch.available:
             self.active = self.active.save_settings({"speed": {"adamw_8bit": switch.on}})
 

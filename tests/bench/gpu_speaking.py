@@ -50,10 +50,9 @@ def speak(decoder: Decoder, batch: int, config: GenerateConfig) -> torch.Tensor:
 def kernel_rows(setting: Setting) -> Iterator[dict]:
     """The kernels of a code, for one sentence and for 64, by kind and the longest by name."""
     model = large_model(setting)
+    batches = (1, 2) if setting.pretended else (1, 64)
     for weights in (half(setting), "int8"):
-        yield from code_rows(
-            model, "CUDA graphs", weights, (1, 2) if setting.pretended else (1, 64), setting
-        )
+        yield from code_rows(model, "CUDA graphs", weights, batches, setting)
 
 
 def code_rows(

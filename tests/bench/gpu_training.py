@@ -273,35 +273,36 @@ def peak_flops(setting: Setting) -> float:
 
 
 def run_rows(setting: Setting) -> Iterator[dict]:
-    """`python -m kit train` on a run that `make gpu-run` prepared: its loss, speed and load.
-
-    Once as the preset sets it, once with its passes as CUDA graphs.
-    """
+    """A run that `make gpu-run` prepared, as its preset sets it, and with passes as CUDA graphs."""
     if not PREPARED.is_dir():
         yield note_row("a real run", "no run was prepared by `make gpu-run`")
         return
-    graphs = ["speed.cuda_graphs=true"]
-    for name, settings in (("a real run", []), ("a real run, CUDA graphs", ["--set", *graphs])):
-        with tempfile.TemporaryDirectory() as folder:
-            shutil.copytree(PREPARED, folder, dirs_exist_ok=True)
-            environment = os.environ | {"KIT_RUNS": folder, "PYTHONPATH": str(ROOT)}
-            command = [sys.executable, "-m", "kit", "train", "--run", "gpu", *settings]
-            with open(Path(folder) / "output", "w+", encoding="utf-8") as output:
-                started_s = time.time()
-                process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(RUN_S)
-                process.send_signal(signal.SIGINT)  # it stops with a checkpoint
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(20)
-                process.kill()
-                output.seek(0)
-                last_lines = output.read().splitlines()[-5:]
-            log = read_log(Path(folder) / "gpu" / "train.jsonl")
-            if log:
-                waited_s = log[0]["unix_s"] - started_s
-                yield result(f"{name}: from the command to the first step", waited_s, "s")
-            yield from log_rows(name, log, last_lines)
+    yield from one_run("a real run")
+    yield from one_run("a real run, CUDA graphs", "--set", "speed.cuda_graphs=true")
+
+
+def one_run(name: str, *settings: str) -> Iterator[dict]:
+    """`python -m kit train` with these `settings`: when it starts, its loss, speed and load."""
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(PREPARED, folder, dirs_exist_ok=True)
+        environment = os.environ | {"KIT_RUNS": folder, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", "kit", "train", "--run", "gpu", *settings]
+        with open(Path(folder) / "output", "w+", encoding="utf-8") as output:
+            started_s = time.time()
+            process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(RUN_S)
+            process.send_signal(signal.SIGINT)  # it stops with a checkpoint
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(20)
+            process.kill()
+            output.seek(0)
+            last_lines = output.read().splitlines()[-5:]
+        log = read_log(Path(folder) / "gpu" / "train.jsonl")
+    if log:
+        waited_s = log[0]["unix_s"] - started_s
+        yield result(f"{name}: from the command to the first step", waited_s, "s")
+    yield from log_rows(name, log, last_lines)
 
 
 def log_rows(name: str, log: list[dict], last_lines: list[str]) -> Iterator[dict]:
